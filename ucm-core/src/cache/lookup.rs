@@ -1,0 +1,466 @@
+//! The hit path: probe, pin, look again; and waiting for somebody else's load.
+
+use core::fmt;
+
+use crate::cache::handle::Cache;
+use crate::cache::token::{Got, Loading, Pending, Pinned, Progress};
+use crate::crash::crash_point;
+use crate::evict::clock::{Pool, mark_used};
+use crate::host::Host;
+use crate::index::probe::prefetch;
+use crate::key::{KeyHash, ShardKey};
+use crate::limits::{INSERT_PAUSE_NS, INSERT_PAUSES, INSERT_SPINS, WAIT_SLICE_NS, WAIT_SPINS};
+use crate::segment::counters::Counter;
+use crate::slot::meta::LoadErrorCode;
+use crate::slot::word::{Status, Word};
+use crate::sync::{AtomicU32, Ordering, seqcst_order, spin_hint};
+
+/// How a READY shard is treated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mode {
+    /// It is a hit.
+    #[default]
+    Cached,
+    /// While nobody else holds it, it is loaded again (backend-only mode).
+    Reload,
+}
+
+/// Why a get returned nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum GetError {
+    /// The key's last load failed, and others are still looking at that.
+    Failed(LoadErrorCode),
+    /// Every slot stayed pinned or in use until the deadline.
+    NothingEvictable,
+    /// Both of the key's buckets are full of slots in use.
+    BucketsPinned,
+    /// This participant holds too many pins on the shard's slot.
+    TooManyPins,
+    /// The deadline passed while others kept changing the slot.
+    Deadline,
+}
+
+impl fmt::Display for GetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(code) => write!(f, "the shard's load failed: {code}"),
+            Self::NothingEvictable => f.write_str(
+                "every slot is pinned or being loaded; raise the capacity or lower concurrency",
+            ),
+            Self::BucketsPinned => {
+                f.write_str("every slot that the key's index entry could use is pinned")
+            }
+            Self::TooManyPins => write!(
+                f,
+                "more than {} pins of one participant on one slot",
+                crate::limits::MAX_PINS_PER_SLOT
+            ),
+            Self::Deadline => f.write_str("the deadline passed"),
+        }
+    }
+}
+
+impl core::error::Error for GetError {}
+
+/// Why a wait ended without the shard.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum WaitError {
+    /// The load failed.
+    Failed(LoadErrorCode),
+    /// The owner died; ask again, and be the next owner.
+    OwnerDied,
+    /// The deadline passed.
+    Deadline,
+}
+
+impl fmt::Display for WaitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(code) => write!(f, "the shard's load failed: {code}"),
+            Self::OwnerDied => f.write_str("the rank that was loading the shard died"),
+            Self::Deadline => f.write_str("the deadline passed before the shard was loaded"),
+        }
+    }
+}
+
+impl core::error::Error for WaitError {}
+
+enum Attempt {
+    Done(Got),
+    Again,
+    /// Failed, and somebody else holds it: not mine to retry yet.
+    FailedBusy(LoadErrorCode),
+    Absent,
+}
+
+/// Attempts between two looks at the clock; none of them waits for anybody
+/// longer than a few pauses.
+const ATTEMPTS_PER_LOOK: u32 = 16;
+
+impl<H: Host> Cache<'_, H> {
+    /// Asks for a shard. Returns at once unless every slot is in use: then it
+    /// tries until `deadline_ns` (on the host's clock).
+    #[inline]
+    pub fn get(&self, key: &ShardKey, deadline_ns: u64) -> Result<Got, GetError> {
+        self.get_with(key, Mode::Cached, deadline_ns)
+    }
+
+    /// As [`get`](Self::get), in the given mode.
+    #[inline]
+    pub fn get_with(&self, key: &ShardKey, mode: Mode, deadline_ns: u64) -> Result<Got, GetError> {
+        let hash = key.hash();
+        // The first attempt is the hot path and stands alone.
+        match self.attempt(key, hash, mode)? {
+            Attempt::Done(got) => Ok(got),
+            other => self.get_slowly(key, hash, mode, deadline_ns, other),
+        }
+    }
+
+    #[cold]
+    fn get_slowly(
+        &self,
+        key: &ShardKey,
+        hash: KeyHash,
+        mode: Mode,
+        deadline_ns: u64,
+        mut outcome: Attempt,
+    ) -> Result<Got, GetError> {
+        let mut attempts = 0_u32;
+        let mut failed_looks = 0;
+        loop {
+            match outcome {
+                Attempt::Done(got) => return Ok(got),
+                Attempt::Again => {}
+                Attempt::FailedBusy(code) => {
+                    // Others who come for the same key now pin it for a moment
+                    // too; a few looks find a gap, and a real audience stays.
+                    failed_looks += 1;
+                    if failed_looks > 8 {
+                        return Err(GetError::Failed(code));
+                    }
+                    self.host.pause(u64::from(self.me.index() + 1) * 500);
+                }
+                Attempt::Absent => {
+                    if let Some(loading) = self.insert(key, hash, Pool::Ordinary, deadline_ns)? {
+                        self.add(Counter::Owned, 1);
+                        return Ok(Got::Owner(loading));
+                    }
+                }
+            }
+            attempts += 1;
+            if attempts.is_multiple_of(ATTEMPTS_PER_LOOK) && self.host.now_ns() > deadline_ns {
+                return Err(GetError::Deadline);
+            }
+            outcome = self.attempt(key, hash, mode)?;
+        }
+    }
+
+    /// One look: find a slot that stands for the key, pin it, and act on what
+    /// its state says now.
+    #[inline]
+    fn attempt(&self, key: &ShardKey, hash: KeyHash, mode: Mode) -> Result<Attempt, GetError> {
+        let Some(slot) = self.find(key, hash) else { return Ok(Attempt::Absent) };
+        crash_point!(GetFound);
+        self.plane.pins.pin(self.me, slot).map_err(|_| GetError::TooManyPins)?;
+        seqcst_order(); // pin/state: I pinned, now I read the state
+        crash_point!(GetPinned);
+        let meta = self.meta(slot);
+        // SYNC(pin/state): SeqCst, the reader's second half; also Acquire for
+        // the bytes and the key (pairs with the exchange in `publish`).
+        let word = meta.load(Ordering::SeqCst);
+        if word.is_plain_ready() && mode == Mode::Cached && meta.has_key(key) {
+            mark_used(self.access(slot));
+            crash_point!(GetHit);
+            return Ok(Attempt::Done(Got::Hit(Pinned { slot })));
+        }
+        Ok(self.attempt_pinned(key, slot, word, mode))
+    }
+
+    /// The rest of [`attempt`](Self::attempt): any state but the plain hit.
+    #[cold]
+    fn attempt_pinned(&self, key: &ShardKey, slot: u32, word: Word, mode: Mode) -> Attempt {
+        let meta = self.meta(slot);
+        let unpin = || self.plane.pins.unpin(self.me, slot);
+        // While pinned a keyed slot keeps its key, so this cannot go stale.
+        if !meta.has_key(key) {
+            unpin();
+            return Attempt::Again;
+        }
+        match word.status() {
+            Status::Free | Status::Claimed | Status::Quarantined => {
+                unpin();
+                Attempt::Again
+            }
+            Status::Inserting => {
+                unpin();
+                self.outwait_insertion(slot, word);
+                Attempt::Again
+            }
+            Status::Loading => {
+                Attempt::Done(Got::Wait(Pending { slot, generation: word.generation() }))
+            }
+            Status::Ready if mode == Mode::Reload && self.force_reload(slot, word) => {
+                let generation = word.reloading(self.me).generation();
+                self.add(Counter::ForcedReloads, 1);
+                Attempt::Done(Got::Owner(Loading { slot, generation }))
+            }
+            Status::Ready => {
+                // Read again: `force_reload` may have changed the word.
+                let word = meta.load(Ordering::SeqCst);
+                if word.status() != Status::Ready {
+                    unpin();
+                    return Attempt::Again;
+                }
+                if word.owner().is_some() {
+                    // Somebody is about to evict it: take it back. The new
+                    // generation makes the commit fail.
+                    if !meta.exchange(word, word.untagged()) {
+                        unpin();
+                        return Attempt::Again;
+                    }
+                    self.add(Counter::TagsCancelled, 1);
+                }
+                mark_used(self.access(slot));
+                Attempt::Done(Got::Hit(Pinned { slot }))
+            }
+            Status::Failed if !self.plane.pins.only_mine(self.me, slot) => {
+                // The audience of that failure must be able to read its code.
+                let code = meta.error(word.generation());
+                unpin();
+                Attempt::FailedBusy(code)
+            }
+            Status::Failed | Status::Prepared => {
+                // A new generation, so a tagger's commit fails as well.
+                let taken = word.reloading(self.me);
+                if !meta.exchange(word, taken) {
+                    unpin();
+                    return Attempt::Again;
+                }
+                crash_point!(GetTookOver);
+                if word.status() == Status::Prepared {
+                    self.add(Counter::PreparedUsed, 1);
+                }
+                self.add(Counter::Owned, 1);
+                mark_used(self.access(slot));
+                Attempt::Done(Got::Owner(Loading { slot, generation: taken.generation() }))
+            }
+        }
+    }
+
+    /// READY -> LOADING by the tag, check, commit of an eviction, except that
+    /// one pin, mine, is expected. `false`: not now; the slot stays as it was.
+    fn force_reload(&self, slot: u32, word: Word) -> bool {
+        let meta = self.meta(slot);
+        if word.owner().is_some() {
+            return false;
+        }
+        let tagged = word.tagged(self.me);
+        if !meta.exchange(word, tagged) {
+            return false;
+        }
+        seqcst_order(); // pin/state: I tagged, now I read the pins
+        if !self.plane.pins.only_mine(self.me, slot) {
+            let _cancelled_already = meta.exchange(tagged, tagged.untagged());
+            return false;
+        }
+        meta.exchange(tagged, word.reloading(self.me))
+    }
+
+    /// The first slot that stands for `key`, not pinned. The key is compared
+    /// before pinning: pins on strangers would starve eviction.
+    #[inline(always)]
+    pub(crate) fn find(&self, key: &ShardKey, hash: KeyHash) -> Option<u32> {
+        self.plane.index.find(hash, |slot| {
+            let meta = self.meta(slot);
+            self.plane.pins.prefetch(self.me, slot);
+            let status = meta.load(Ordering::Acquire).status();
+            let stands = status.is_keyed() || status == Status::Inserting;
+            (stands && meta.has_key(key)).then_some(slot)
+        })
+    }
+
+    /// Somebody is inserting this key. That takes well under a microsecond
+    /// unless they were stopped: look for a moment, then abort it.
+    fn outwait_insertion(&self, slot: u32, word: Word) {
+        let meta = self.meta(slot);
+        for look in 0..INSERT_SPINS + INSERT_PAUSES {
+            if meta.load(Ordering::Acquire) != word {
+                return;
+            }
+            if look < INSERT_SPINS {
+                spin_hint();
+            } else {
+                self.host.pause(INSERT_PAUSE_NS);
+            }
+            if cfg!(ucm_loom) {
+                break;
+            }
+        }
+        self.abort_insertion(slot, word);
+    }
+
+    /// INSERTING -> CLAIMED of the same owner: its last exchange fails and it
+    /// withdraws. If it is dead, its reaper does.
+    pub(crate) fn abort_insertion(&self, slot: u32, word: Word) {
+        crash_point!(GetAborting);
+        if self.meta(slot).exchange(word, word.moved(Status::Claimed)) {
+            self.add(Counter::InsertsAborted, 1);
+        }
+    }
+
+    /// Asks for many shards: a task's keys, in three stages of prefetching,
+    /// so that their cache misses overlap. `each` gets every key's outcome, in order.
+    pub fn get_many(
+        &self,
+        keys: &[ShardKey],
+        deadline_ns: u64,
+        mut each: impl FnMut(&ShardKey, Result<Got, GetError>),
+    ) {
+        const STAGE: usize = 16;
+        for chunk in keys.chunks(STAGE) {
+            let mut hashes = heapless::Vec::<KeyHash, STAGE>::new();
+            for key in chunk {
+                let hash = key.hash();
+                self.plane.index.prefetch(hash);
+                // A chunk is never longer than the vector.
+                let _fits = hashes.push(hash);
+            }
+            for &hash in &hashes {
+                self.plane.index.find(hash, |slot| {
+                    prefetch(self.meta(slot));
+                    prefetch(self.access(slot));
+                    self.plane.pins.prefetch(self.me, slot);
+                    Some(())
+                });
+            }
+            for (key, &hash) in chunk.iter().zip(&hashes) {
+                let got = match self.attempt(key, hash, Mode::Cached) {
+                    Ok(Attempt::Done(got)) => Ok(got),
+                    Ok(other) => self.get_slowly(key, hash, Mode::Cached, deadline_ns, other),
+                    Err(error) => Err(error),
+                };
+                each(key, got);
+            }
+        }
+    }
+
+    /// Gives a pin back.
+    #[inline(always)]
+    pub fn release(&self, pinned: Pinned) {
+        crash_point!(ReleaseStart);
+        self.plane.pins.unpin(self.me, pinned.slot);
+        crash_point!(ReleaseDone);
+    }
+
+    /// The length and checksum that the owner of a READY slot stated.
+    pub fn payload(&self, pinned: &Pinned) -> (u32, u64) {
+        self.meta(pinned.slot).payload()
+    }
+
+    /// How the load stands: one acquire load.
+    #[inline]
+    pub fn poll(&self, pending: &Pending) -> Progress {
+        let meta = self.meta(pending.slot);
+        // SYNC(slot.state): Acquire; pairs with the exchange in `publish` and
+        // covers the bytes, or the error code stored before it.
+        let word = meta.load(Ordering::Acquire);
+        let same = word.generation() == pending.generation;
+        match word.status() {
+            Status::Loading if same => Progress::Loading,
+            // My pin has kept the key; a tag put on and taken off may have
+            // moved the generation on.
+            Status::Ready => Progress::Ready,
+            Status::Quarantined if same => Progress::OwnerDied,
+            _ => Progress::Failed(meta.error(pending.generation)),
+        }
+    }
+
+    /// Turns a load that [`poll`](Self::poll) called finished into its result.
+    /// While it is still under way the token comes back.
+    pub fn settle(&self, pending: Pending) -> Result<Result<Pinned, WaitError>, Pending> {
+        let slot = pending.slot;
+        let failed = |error| {
+            self.plane.pins.unpin(self.me, slot);
+            Ok(Err(error))
+        };
+        match self.poll(&pending) {
+            Progress::Loading => Err(pending),
+            Progress::Ready => {
+                mark_used(self.access(slot));
+                Ok(Ok(Pinned { slot }))
+            }
+            Progress::Failed(code) => failed(WaitError::Failed(code)),
+            Progress::OwnerDied => {
+                self.add(Counter::OwnerDeathsSeen, 1);
+                failed(WaitError::OwnerDied)
+            }
+        }
+    }
+
+    /// Stops waiting.
+    pub fn cancel(&self, pending: Pending) {
+        self.plane.pins.unpin(self.me, pending.slot);
+    }
+
+    /// Waits for somebody else's load: a short spin, then asleep on the state
+    /// word, in slices, because the one who should wake us may die first.
+    pub fn wait(&self, pending: Pending, deadline_ns: u64) -> Result<Pinned, WaitError> {
+        let mut pending = pending;
+        let mut spins = 0;
+        loop {
+            pending = match self.settle(pending) {
+                Ok(result) => return result,
+                Err(pending) => pending,
+            };
+            if spins < WAIT_SPINS && !cfg!(ucm_loom) {
+                spins += 1;
+                spin_hint();
+                continue;
+            }
+            let Some((word, expected)) = self.arm(&pending) else { continue };
+            let now_ns = self.host.now_ns();
+            if now_ns >= deadline_ns {
+                self.cancel(pending);
+                return Err(WaitError::Deadline);
+            }
+            self.host.wait(word, expected, WAIT_SLICE_NS.min(deadline_ns - now_ns));
+            crash_point!(WaitOver);
+            // A wake-up is the common case. Only when the slice ran out in
+            // vain is it worth asking whether the owner still lives.
+            if self.host.now_ns() - now_ns >= WAIT_SLICE_NS {
+                self.look_after_owner(&pending);
+            }
+        }
+    }
+
+    /// Announces a sleeper on the load's state word, for a caller that sleeps
+    /// on several. Returns what to hand to `Waiter::wait_any`; `None` when the
+    /// load is over, or changed just now: look again.
+    pub fn arm(&self, pending: &Pending) -> Option<(&AtomicU32, u32)> {
+        let meta = self.meta(pending.slot);
+        let word = meta.load(Ordering::Acquire);
+        if word.status() != Status::Loading || word.generation() != pending.generation {
+            return None;
+        }
+        // In the same word as the state: whoever changes the state sees it.
+        let armed = word.with_waiters();
+        if !word.has_waiters() && !meta.exchange(word, armed) {
+            return None;
+        }
+        crash_point!(WaitArmed);
+        Some((meta.state_word(), armed.0))
+    }
+
+    /// For a waiter whose slice ran out: if the load's owner is dead, reap it.
+    pub fn look_after_owner(&self, pending: &Pending) {
+        let word = self.meta(pending.slot).load(Ordering::Acquire);
+        let same = word.status() == Status::Loading && word.generation() == pending.generation;
+        if let Some(owner) = word.owner().filter(|_| same)
+            && !self.host.is_held(owner)
+        {
+            self.reap(owner);
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! The cache: a control plane, a participant in it, and what the two do together.
+//!
+//! - [`handle`]: joining, leaving, and the handle itself.
+//! - [`token`]: what a get returns; each token is one pin, given back once.
+//! - [`lookup`]: the hit path, and waiting.
+//! - [`insert`]: the miss path. [`evict`]: making room.
+//! - [`publish`]: the end of a load. [`reap`]: what the dead left behind.
+//! - [`prealloc`], [`touch`]: preparing and refreshing.
+//! - [`watch`]: looking without taking part. [`audit`]: checking everything.
+
+pub mod audit;
+pub mod evict;
+pub mod handle;
+pub mod insert;
+pub mod lookup;
+pub mod prealloc;
+pub mod publish;
+pub mod reap;
+pub mod token;
+pub mod touch;
+pub mod watch;
+
+pub use audit::{Audit, Census, Violation};
+pub use handle::{Cache, JoinError, Place};
+pub use lookup::{GetError, Mode, WaitError};
+pub use publish::Reaped;
+pub use reap::ReapOutcome;
+pub use token::{Got, Loading, Pending, Pinned, Progress};
+pub use watch::{Presence, Watcher};

@@ -1,0 +1,3 @@
+//! References: one counter per participant and slot, so a dead rank's are exactly known.
+
+pub mod table;

@@ -1,0 +1,2 @@
+//! `cargo xtask`: the workspace's chores.
+fn main() {}
