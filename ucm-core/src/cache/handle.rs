@@ -148,6 +148,11 @@ impl<'m, H: Host> Cache<'m, H> {
         &self.host
     }
 
+    /// The host I was given, to change before others share me.
+    pub fn host_mut(&mut self) -> &mut H {
+        &mut self.host
+    }
+
     /// The control plane.
     pub fn plane(&self) -> &ControlPlane<'m> {
         &self.plane

@@ -97,7 +97,7 @@ enum Attempt {
 
 /// Attempts between two looks at the clock; none of them waits for anybody
 /// longer than a few pauses.
-const ATTEMPTS_PER_LOOK: u32 = 16;
+const ATTEMPTS_PER_LOOK: u32 = if cfg!(ucm_loom) { 2 } else { 16 };
 
 impl<H: Host> Cache<'_, H> {
     /// Asks for a shard. Returns at once unless every slot is in use: then it
@@ -201,18 +201,12 @@ impl<H: Host> Cache<'_, H> {
             Status::Loading => {
                 Attempt::Done(Got::Wait(Pending { slot, generation: word.generation() }))
             }
-            Status::Ready if mode == Mode::Reload && self.force_reload(slot, word) => {
-                let generation = word.reloading(self.me).generation();
-                self.add(Counter::ForcedReloads, 1);
-                Attempt::Done(Got::Owner(Loading { slot, generation }))
+            Status::Ready if mode == Mode::Reload && word.owner().is_none() => {
+                self.attempt_reload(slot, word)
             }
             Status::Ready => {
-                // Read again: `force_reload` may have changed the word.
-                let word = meta.load(Ordering::SeqCst);
-                if word.status() != Status::Ready {
-                    unpin();
-                    return Attempt::Again;
-                }
+                // Only this very word was seen with my pin in place, so only
+                // it proves anything: a word read later may be another key's.
                 if word.owner().is_some() {
                     // Somebody is about to evict it: take it back. The new
                     // generation makes the commit fail.
@@ -250,22 +244,27 @@ impl<H: Host> Cache<'_, H> {
     }
 
     /// READY -> LOADING by the tag, check, commit of an eviction, except that
-    /// one pin, mine, is expected. `false`: not now; the slot stays as it was.
-    fn force_reload(&self, slot: u32, word: Word) -> bool {
+    /// one pin, mine, is expected. While others copy from it, it is a hit.
+    fn attempt_reload(&self, slot: u32, word: Word) -> Attempt {
         let meta = self.meta(slot);
-        if word.owner().is_some() {
-            return false;
-        }
         let tagged = word.tagged(self.me);
-        if !meta.exchange(word, tagged) {
-            return false;
+        let mut moved = meta.exchange(word, tagged);
+        if moved {
+            seqcst_order(); // pin/state: I tagged, now I read the pins
+            let alone = self.plane.pins.only_mine(self.me, slot);
+            let to = if alone { word.reloading(self.me) } else { tagged.untagged() };
+            moved = meta.exchange(tagged, to);
+            if moved && alone {
+                self.add(Counter::ForcedReloads, 1);
+                return Attempt::Done(Got::Owner(Loading { slot, generation: to.generation() }));
+            }
         }
-        seqcst_order(); // pin/state: I tagged, now I read the pins
-        if !self.plane.pins.only_mine(self.me, slot) {
-            let _cancelled_already = meta.exchange(tagged, tagged.untagged());
-            return false;
+        if !moved {
+            self.plane.pins.unpin(self.me, slot);
+            return Attempt::Again;
         }
-        meta.exchange(tagged, word.reloading(self.me))
+        mark_used(self.access(slot));
+        Attempt::Done(Got::Hit(Pinned { slot }))
     }
 
     /// The first slot that stands for `key`, not pinned. The key is compared
@@ -344,6 +343,13 @@ impl<H: Host> Cache<'_, H> {
                 each(key, got);
             }
         }
+    }
+
+    /// A place in the audience of my own load, with a pin of its own: for an
+    /// owner whose bytes are written by one thread and used by another.
+    pub fn follow(&self, loading: &Loading) -> Result<Pending, GetError> {
+        self.plane.pins.pin(self.me, loading.slot).map_err(|_| GetError::TooManyPins)?;
+        Ok(Pending { slot: loading.slot, generation: loading.generation })
     }
 
     /// Gives a pin back.
