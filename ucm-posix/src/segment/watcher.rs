@@ -1,11 +1,13 @@
 //! Looking at a segment without taking part: the control plane, mapped read-only.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ucm_core::segment::attach::ControlPlane;
 
 use crate::error::{ForkedError, LockError, SegmentError};
-use crate::fork::{ForkStamp, PrivateFd};
+use crate::fork::ForkStamp;
+use crate::liveness::{LockFile, OfdLiveness};
 use crate::mapping::Mapping;
 use crate::names::SegmentId;
 use crate::segment::join::{Failure, map_control, open_control};
@@ -20,7 +22,7 @@ use crate::shm::{ShmDir, is_named};
 pub struct SegmentWatcher {
     plane: ControlPlane<'static>,
     control: Mapping,
-    fd: PrivateFd,
+    file: Arc<LockFile>,
     path: PathBuf,
 }
 
@@ -37,7 +39,10 @@ impl SegmentWatcher {
         };
         let peek = HeaderPeek::read(&fd, &path)?;
         match map_control(&fd, &path, &peek, None, false) {
-            Ok((plane, control)) => Ok(Self { plane, control, fd, path }),
+            Ok((plane, control)) => {
+                let file = Arc::new(LockFile::new(fd, path.clone()));
+                Ok(Self { plane, control, file, path })
+            }
             Err(Failure::Other(error)) => Err(error),
             Err(Failure::Refused(refusal)) => {
                 let in_use = crate::liveness::any_user(&fd, &path)?;
@@ -57,12 +62,17 @@ impl SegmentWatcher {
         &self.path
     }
 
+    /// Who is alive, to ask only: a watcher takes no place.
+    pub fn liveness(&self) -> OfdLiveness {
+        OfdLiveness::new(Arc::clone(&self.file))
+    }
+
     /// Whether the segment's name still means this segment.
     ///
     /// # Errors
     /// In a forked child, and when the file cannot be asked.
     pub fn is_linked(&self) -> Result<bool, LockError> {
-        is_named(&self.fd, &self.path)
+        is_named(self.file.anchor(), &self.path)
     }
 
     /// Which process may use it.

@@ -1,0 +1,151 @@
+//! One shard's dump: into a slot (unless some rank has it there), then to the backend.
+
+use std::sync::Arc;
+
+use ucm_core::cache::{Got, Pinned};
+use ucm_core::device::{CopyKind, CopyOp, DeviceError, QueueId};
+use ucm_core::host::Waiter;
+use ucm_core::segment::counters::Counter;
+use ucm_core::slot::meta::LoadErrorCode;
+use ucm_posix::SystemWaiter;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::backend::recorder::EventKind;
+use crate::backend::traits::{RawBufConst, StoreRequest};
+use crate::engine::Shared;
+use crate::load::budget::Budget;
+use crate::task::{ShardError, TaskState};
+
+/// Does the work of the dump thread.
+pub(crate) struct Stager {
+    shared: Arc<Shared>,
+    budget: Arc<Budget>,
+    queue: QueueId,
+}
+
+/// A longest sleep while all pins are out; then the deadline is looked at again.
+const ROOM_SLICE_NS: u64 = 100_000_000;
+
+impl Stager {
+    pub(crate) fn new(shared: Arc<Shared>, budget: Arc<Budget>, queue: QueueId) -> Self {
+        Self { shared, budget, queue }
+    }
+
+    pub(crate) fn bind(&self) -> Result<(), DeviceError> {
+        self.shared.device.bind()
+    }
+
+    pub(crate) fn end(&self, task: &TaskState, index: usize, result: Result<(), ShardError>) {
+        self.shared.end(task, index, result);
+    }
+
+    /// Dumps one shard of `task`; it ends now if that fails, else when the
+    /// backend has it.
+    pub(crate) fn dump(&self, task: &Arc<TaskState>, index: usize) {
+        match self.stage(task, index) {
+            Ok(pinned) => self.store(task, index, pinned),
+            Err(error) => self.end(task, index, Err(error)),
+        }
+    }
+
+    /// The shard in a READY slot, pinned.
+    fn stage(&self, task: &TaskState, index: usize) -> Result<Pinned, ShardError> {
+        while !self.budget.has_room() {
+            let now_ns = SystemWaiter.now_ns();
+            if let Some(error) = task.stopped(now_ns) {
+                return Err(error);
+            }
+            self.budget.wait_for_room(ROOM_SLICE_NS.min(task.deadline_ns - now_ns));
+        }
+        let key = task.shards[index].key;
+        let cache = self.shared.attachment.cache();
+        match cache.get(&key, task.deadline_ns)? {
+            // Content-addressed: what is there already is the same.
+            Got::Hit(pinned) => Ok(pinned),
+            Got::Wait(pending) => cache.wait(pending, task.deadline_ns).map_err(|error| {
+                use ucm_core::cache::WaitError;
+                match error {
+                    WaitError::Failed(code) => ShardError::Load(code),
+                    WaitError::OwnerDied => ShardError::OwnersDied { deaths: 1 },
+                    _ => ShardError::Deadline,
+                }
+            }),
+            Got::Owner(loading) => {
+                let slot = loading.slot();
+                match self.gather(task, index, slot) {
+                    Ok(checksum) => {
+                        self.shared.record(EventKind::Published, &key);
+                        let length_bytes = self.shared.config.shard_bytes as u32;
+                        let pinned = self.shared.publish(loading, length_bytes, checksum);
+                        cache.add(Counter::Dumped, 1);
+                        pinned.ok_or(ShardError::Load(LoadErrorCode::OWNER_DIED))
+                    }
+                    Err(error) => {
+                        self.shared.abandon(loading);
+                        Err(error)
+                    }
+                }
+            }
+        }
+    }
+
+    /// Copies a shard from the device into `slot`, which this rank owns;
+    /// returns its checksum (0 when they are switched off).
+    fn gather(&self, task: &TaskState, index: usize, slot: u32) -> Result<u64, ShardError> {
+        let shared = &self.shared;
+        let missing = ShardError::Load(LoadErrorCode::BAD_OBJECT);
+        let host = shared.slot_ptr(slot).ok_or(missing)?;
+        let op = CopyOp {
+            kind: CopyKind::DeviceToHost,
+            host: host.as_ptr(),
+            device: task.shards[index].device,
+            len_bytes: shared.config.shard_bytes,
+        };
+        if let Some(event) = task.event {
+            shared.device.queue_wait_raw(self.queue, event)?;
+        }
+        // SAFETY: the slot is LOADING and this rank's until it is published
+        // or abandoned, after the wait below; the device range is the
+        // submitter's word (`Engine::dump`).
+        unsafe { shared.device.copy_batch(self.queue, &[op]) }?;
+        let fence = shared.device.record(self.queue)?;
+        shared.device.wait(fence)?;
+        shared.metrics.add(|m| &m.d2h_bytes, op.len_bytes);
+        if !shared.config.checksum {
+            return Ok(0);
+        }
+        // SAFETY: as above, and the copy is done.
+        let bytes = unsafe { std::slice::from_raw_parts(host.as_ptr(), shared.shard_bytes()) };
+        Ok(xxh3_64(bytes))
+    }
+
+    /// Hands a pinned shard to the backend; the pin goes when it has it.
+    fn store(&self, task: &Arc<TaskState>, index: usize, pinned: Pinned) {
+        let shared = Arc::clone(&self.shared);
+        let key = task.shards[index].key;
+        let (_, checksum) = shared.attachment.cache().payload(&pinned);
+        let Some(slot) = shared.slot_ptr(pinned.slot()) else {
+            shared.attachment.cache().release(pinned);
+            return self.end(task, index, Err(ShardError::Load(LoadErrorCode::BAD_OBJECT)));
+        };
+        // SAFETY: READY and pinned until the completion lets go of it, which
+        // also holds the mapping (through the attachment).
+        let bytes = unsafe { RawBufConst::new(slot.as_ptr(), shared.shard_bytes()) };
+        let checksum = shared.config.checksum.then_some(checksum);
+        let (budget, task) = (Arc::clone(&self.budget), Arc::clone(task));
+        budget.pin();
+        let done = move |result: Result<(), crate::backend::traits::BackendError>| {
+            shared.attachment.cache().release(pinned);
+            budget.unpin();
+            let result = result.map_err(|error| {
+                tracing::warn!(block = %key.block, shard = key.shard, %error, "dump failed");
+                ShardError::Store(error.code())
+            });
+            if result.is_ok() {
+                shared.metrics.add(|m| &m.stored, 1);
+            }
+            shared.end(&task, index, result);
+        };
+        self.shared.backend.put(StoreRequest::new(key, bytes, checksum, done));
+    }
+}

@@ -1,0 +1,151 @@
+//! The dispatch stage: arbitrate, claim, submit. Short, and never blocked on IO.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ucm_core::cache::Got;
+use ucm_core::host::Waiter;
+use ucm_core::rotation::{RankCountMismatch, Rotation};
+use ucm_posix::SystemWaiter;
+
+use crate::engine::{RunningProducer, Shared, WaitingConsumer};
+use crate::load::fetch::Batch;
+use crate::load::transfer::{Item, Stage};
+use crate::task::{ShardError, TaskState};
+
+/// How long the dispatcher sleeps at most before it looks after the dead.
+const JANITOR_NS: u64 = 1_000_000_000;
+
+/// The state of the dispatch thread.
+pub(crate) struct Dispatcher {
+    shared: Arc<Shared>,
+    waiting: WaitingConsumer,
+    running: RunningProducer,
+    batch: Batch,
+    ranks_checked: bool,
+    cleaned_ns: u64,
+}
+
+impl Dispatcher {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        waiting: WaitingConsumer,
+        running: RunningProducer,
+    ) -> Self {
+        let batch = Batch::new(Arc::clone(&shared));
+        let cleaned_ns = SystemWaiter.now_ns();
+        Self { shared, waiting, running, batch, ranks_checked: false, cleaned_ns }
+    }
+
+    /// Runs until the engine stops.
+    pub(crate) fn run(mut self) {
+        loop {
+            let heard = self.shared.submitted.listen();
+            if let Some(task) = self.waiting.pop() {
+                self.check_ranks();
+                self.dispatch(&task);
+                continue;
+            }
+            if self.shared.is_stopping() {
+                return;
+            }
+            self.shared.submitted.sleep(heard, JANITOR_NS);
+            self.clean();
+        }
+    }
+
+    /// About once a second, and only when there is nothing better to do.
+    fn clean(&mut self) {
+        let now_ns = SystemWaiter.now_ns();
+        if now_ns - self.cleaned_ns >= JANITOR_NS {
+            self.cleaned_ns = now_ns;
+            let reaped = self.shared.attachment.cache().reap_dead();
+            if reaped > 0 {
+                tracing::info!(reaped, "reaped dead participants");
+            }
+        }
+    }
+
+    /// Says once, with the first task, that the ranks are not those configured.
+    fn check_ranks(&mut self) {
+        if !std::mem::replace(&mut self.ranks_checked, true) {
+            let plane = self.shared.attachment.cache().plane();
+            let configured = self.shared.config.local_rank_size;
+            if let Some(mismatch) = RankCountMismatch::check(configured, plane.attached_ranks()) {
+                tracing::warn!("{mismatch}");
+            }
+        }
+    }
+
+    fn dispatch(&mut self, task: &Arc<TaskState>) {
+        let config = &self.shared.config;
+        let order = if config.rotate {
+            Rotation::new(task.shards.len(), config.device_id, config.local_rank_size)
+        } else {
+            Rotation::natural(task.shards.len())
+        };
+        for index in order {
+            let result = self.dispatch_shard(task, index);
+            if let Err(error) = result {
+                self.shared.end(task, index, Err(error));
+            }
+        }
+        self.batch.submit();
+        self.shared.dispatched.ring();
+    }
+
+    /// Brings one shard to the transfer stage, or says why not.
+    fn dispatch_shard(&mut self, task: &Arc<TaskState>, index: usize) -> Result<(), ShardError> {
+        loop {
+            let now_ns = SystemWaiter.now_ns();
+            if self.shared.is_stopping() {
+                return Err(ShardError::ShuttingDown);
+            }
+            if let Some(error) = task.stopped(now_ns) {
+                return Err(error);
+            }
+            if self.shared.budget.has_room() {
+                break;
+            }
+            // Whatever is claimed must be under way before we sleep on it,
+            // and what is dispatched must be known to the other stage.
+            self.batch.submit();
+            self.shared.dispatched.ring();
+            let timeout_ns = (task.deadline_ns - now_ns).min(JANITOR_NS);
+            self.shared.budget.wait_for_room(timeout_ns);
+        }
+        let key = task.shards[index].key;
+        let cache = self.shared.attachment.cache();
+        let stage = match cache.get(&key, task.deadline_ns)? {
+            Got::Hit(pinned) => {
+                task.hits.fetch_add(1, Ordering::Relaxed);
+                Stage::Ready(pinned)
+            }
+            Got::Wait(pending) => {
+                task.waited.fetch_add(1, Ordering::Relaxed);
+                Stage::Pending(pending)
+            }
+            Got::Owner(loading) => {
+                task.owned.fetch_add(1, Ordering::Relaxed);
+                Stage::Pending(self.batch.load(key, loading)?)
+            }
+        };
+        self.shared.budget.pin();
+        if matches!(stage, Stage::Pending(_)) {
+            self.shared.budget.look_ahead();
+        }
+        let item = Item { task: Arc::clone(task), index, stage, deaths: 0 };
+        if let Err(full) = self.running.push(item) {
+            full.0.drop_pin(&self.shared);
+            let depth = self.running.ring().capacity();
+            return Err(ShardError::QueueFull { depth });
+        }
+        // The other stage may sleep on what it has; one ring for the first
+        // shards, then one for each batch, is soon enough for hits, and owned
+        // shards take far longer than that.
+        if index.is_multiple_of(16) {
+            self.shared.dispatched.ring();
+        }
+        Ok(())
+    }
+}
