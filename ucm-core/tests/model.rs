@@ -4,6 +4,8 @@
 //! words, tags or buckets. Random operations run on both, and after each one
 //! both must answer alike.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use std::collections::HashMap;

@@ -1,6 +1,8 @@
 //! Threads as ranks on one heap segment: real concurrency, and what Miri runs
 //! with many seeds.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
 mod common;
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

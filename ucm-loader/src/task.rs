@@ -182,6 +182,7 @@ impl TaskState {
     }
 
     fn ended(&self) -> usize {
+        // SYNC(task.remaining): Acquire; pairs with the AcqRel subtraction in `end`.
         self.shards.len() - self.remaining.load(CoreOrdering::Acquire) as usize
     }
 

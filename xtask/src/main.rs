@@ -1,7 +1,11 @@
 //! `cargo xtask`: the workspace's chores, one file each.
 
+mod ci;
 mod mutants;
+mod tidy;
 
+use std::io;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -15,13 +19,19 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Everything that must hold of a commit, one named step each; all of them, then a summary
+    Ci(ci::Arguments),
     /// Weaken one ordering or drop one step at a time, and see a test turn red
     Mutants(mutants::Arguments),
+    /// The house rules that a compiler does not check
+    Tidy,
 }
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
+        Task::Ci(arguments) => ci::run(&arguments),
         Task::Mutants(arguments) => mutants::run(&arguments),
+        Task::Tidy => tidy::run(),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,
@@ -31,4 +41,11 @@ fn main() -> ExitCode {
             ExitCode::from(2)
         }
     }
+}
+
+fn workspace_root() -> io::Result<PathBuf> {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map(Path::to_path_buf)
+        .ok_or_else(|| io::Error::other("xtask lies outside a workspace"))
 }

@@ -33,6 +33,7 @@ impl<H: Host> Cache<'_, H> {
     ) -> Result<Pinned, Reaped> {
         crash_point!(PublishStart);
         let slot = loading.slot;
+        self.check_mine(&loading)?;
         self.meta(slot).set_payload(length_bytes, checksum);
         self.finish(loading, Status::Ready)?;
         self.add(Counter::Published, 1);
@@ -43,6 +44,7 @@ impl<H: Host> Cache<'_, H> {
     pub fn fail(&self, loading: Loading, code: LoadErrorCode) -> Result<(), Reaped> {
         crash_point!(PublishStart);
         let slot = loading.slot;
+        self.check_mine(&loading)?;
         self.meta(slot).set_error(loading.generation, code);
         crash_point!(PublishErrorStored);
         self.finish(loading, Status::Failed)?;
@@ -51,19 +53,27 @@ impl<H: Host> Cache<'_, H> {
         Ok(())
     }
 
+    /// The slot's word while the load is mine. Asked before the first store
+    /// too: length, checksum and error of a slot that was given away are
+    /// another owner's.
+    fn check_mine(&self, loading: &Loading) -> Result<Word, Reaped> {
+        let word = self.meta(loading.slot).load(Ordering::Relaxed);
+        let mine = word.status() == Status::Loading
+            && word.owner() == Some(self.me)
+            && word.generation() == loading.generation;
+        if !mine {
+            self.add(Counter::LatePublishes, 1);
+            return Err(Reaped);
+        }
+        Ok(word)
+    }
+
     /// LOADING (mine, this generation) -> `to`, nobody's.
     fn finish(&self, loading: Loading, to: Status) -> Result<(), Reaped> {
         let meta = self.meta(loading.slot);
         let state = meta.state_word();
         loop {
-            let word = Word(state.load(Ordering::Relaxed));
-            let mine = word.status() == Status::Loading
-                && word.owner() == Some(self.me)
-                && word.generation() == loading.generation;
-            if !mine {
-                self.add(Counter::LatePublishes, 1);
-                return Err(Reaped);
-            }
+            let word = self.check_mine(&loading)?;
             // SYNC(slot.state): Release; pairs with the Acquire loads in
             // `poll` and `attempt`, and publishes the bytes, the payload words
             // and the error code. SeqCst is not needed: this is no claim.

@@ -81,7 +81,8 @@ impl<'m> PinTable<'m> {
     pub(crate) fn any(&self, slot: u32) -> bool {
         let mut held = 0;
         for participant in 0..self.high_water() {
-            // SYNC(pin/state): the evictor's half; see `pin`.
+            // SYNC(pin/state): the evictor's half; see `pin`. Being SeqCst it is
+            // also Acquire: SYNC(pin), the counterpart of `unpin`.
             held |= self.counter(participant, slot).load(Ordering::SeqCst);
         }
         held != 0

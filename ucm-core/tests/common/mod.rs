@@ -3,6 +3,7 @@
 //! For what threads can show, under Miri too. Death is a byte given up
 //! without any repair; real death is tested across processes elsewhere.
 #![allow(dead_code, reason = "each test file uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::mem::ManuallyDrop;
@@ -156,6 +157,15 @@ impl HeapPlane {
     pub fn rank(&self, rank: u32) -> Cache<'_, ThreadHost> {
         Cache::join(self.plane(), ThreadHost(self.world.clone()), Place::Rank(rank), who(rank))
             .unwrap()
+    }
+
+    pub fn scout(&self) -> Cache<'_, ThreadHost> {
+        Cache::join(self.plane(), ThreadHost(self.world.clone()), Place::Any, who(0)).unwrap()
+    }
+
+    /// Frees the byte of `cache`, which goes on all the same.
+    pub fn give_up_byte(&self, cache: &Cache<'_, ThreadHost>) {
+        self.world.held[cache.me().index() as usize].store(false, Ordering::SeqCst);
     }
 
     /// `cache` dies on the spot: its byte is free, everything else stays.

@@ -173,6 +173,7 @@ impl MemoryStore {
             return true;
         }
         let (low, high) = key.block.words();
+        // SYNC(memory.planted): Acquire; pairs with the Release store in `fail_next`.
         let hit = |place: &Planted| {
             let is_it = place.remaining.load(Ordering::Acquire) != 0
                 && place.key_low.load(Ordering::Relaxed) == low

@@ -4,6 +4,7 @@
 //! rank as soon as it is in its slot; its pin stays until the backend has it,
 //! and how many may be on that way at a time is bounded.
 
+pub(crate) mod blocks;
 pub(crate) mod stage;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -96,11 +97,13 @@ fn run(stager: &Stager, queue: &Receiver<Arc<TaskState>>, stopping: &AtomicBool)
     }
     // Ends when the sender is gone and the queue is empty.
     while let Ok(task) = queue.recv() {
+        let is_stopping = || stopping.load(Ordering::Acquire);
+        let taken = stager.take_blocks(&task, is_stopping);
         for index in 0..task.shards.len() {
-            if stopping.load(Ordering::Acquire) {
-                stager.end(&task, index, Err(ShardError::ShuttingDown));
-            } else {
-                stager.dump(&task, index);
+            match &taken {
+                Err(error) => stager.refuse(&task, index, error.clone()),
+                Ok(()) if is_stopping() => stager.end(&task, index, Err(ShardError::ShuttingDown)),
+                Ok(()) => stager.dump(&task, index),
             }
         }
     }

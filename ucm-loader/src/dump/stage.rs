@@ -1,6 +1,7 @@
 //! One shard's dump: into a slot (unless some rank has it there), then to the backend.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ucm_core::cache::{Got, Pinned};
 use ucm_core::device::{CopyKind, CopyOp, DeviceError, QueueId};
@@ -12,6 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::backend::recorder::EventKind;
 use crate::backend::traits::{RawBufConst, StoreRequest};
+use crate::dump::blocks::Blocks;
 use crate::engine::Shared;
 use crate::load::budget::Budget;
 use crate::task::{ShardError, TaskState};
@@ -20,6 +22,7 @@ use crate::task::{ShardError, TaskState};
 pub(crate) struct Stager {
     shared: Arc<Shared>,
     budget: Arc<Budget>,
+    blocks: Arc<Blocks>,
     queue: QueueId,
 }
 
@@ -28,14 +31,43 @@ const ROOM_SLICE_NS: u64 = 100_000_000;
 
 impl Stager {
     pub(crate) fn new(shared: Arc<Shared>, budget: Arc<Budget>, queue: QueueId) -> Self {
-        Self { shared, budget, queue }
+        let blocks = Arc::new(Blocks::new(Arc::clone(&shared.backend)));
+        Self { shared, budget, blocks, queue }
     }
 
     pub(crate) fn bind(&self) -> Result<(), DeviceError> {
         self.shared.device.bind()
     }
 
+    /// Waits until no earlier task writes a block of `task`, then takes them.
+    pub(crate) fn take_blocks(
+        &self,
+        task: &TaskState,
+        is_stopping: impl Fn() -> bool,
+    ) -> Result<(), ShardError> {
+        loop {
+            if is_stopping() {
+                return Err(ShardError::ShuttingDown);
+            }
+            let now_ns = SystemWaiter.now_ns();
+            if let Some(error) = task.stopped(now_ns) {
+                return Err(error);
+            }
+            let slice_ns = ROOM_SLICE_NS.min(task.deadline_ns - now_ns);
+            if self.blocks.take(&task.shards, Duration::from_nanos(slice_ns)) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends a shard of a task whose blocks were not taken.
+    pub(crate) fn refuse(&self, task: &TaskState, index: usize, error: ShardError) {
+        self.shared.end(task, index, Err(error));
+    }
+
+    /// Ends a shard of a task whose blocks were.
     pub(crate) fn end(&self, task: &TaskState, index: usize, result: Result<(), ShardError>) {
+        self.blocks.end(task.shards[index].key.block, result.is_ok());
         self.shared.end(task, index, result);
     }
 
@@ -132,7 +164,8 @@ impl Stager {
         // also holds the mapping (through the attachment).
         let bytes = unsafe { RawBufConst::new(slot.as_ptr(), shared.shard_bytes()) };
         let checksum = shared.config.checksum.then_some(checksum);
-        let (budget, task) = (Arc::clone(&self.budget), Arc::clone(task));
+        let (budget, blocks) = (Arc::clone(&self.budget), Arc::clone(&self.blocks));
+        let task = Arc::clone(task);
         budget.pin();
         let done = move |result: Result<(), crate::backend::traits::BackendError>| {
             shared.attachment.cache().release(pinned);
@@ -144,6 +177,7 @@ impl Stager {
             if result.is_ok() {
                 shared.metrics.add(|m| &m.stored, 1);
             }
+            blocks.end(key.block, result.is_ok());
             shared.end(&task, index, result);
         };
         self.shared.backend.put(StoreRequest::new(key, bytes, checksum, done));

@@ -119,14 +119,17 @@ impl Dispatcher {
         let stage = match cache.get(&key, task.deadline_ns)? {
             Got::Hit(pinned) => {
                 task.hits.fetch_add(1, Ordering::Relaxed);
+                self.shared.metrics.add(|m| &m.hits, 1);
                 Stage::Ready(pinned)
             }
             Got::Wait(pending) => {
                 task.waited.fetch_add(1, Ordering::Relaxed);
+                self.shared.metrics.add(|m| &m.waits, 1);
                 Stage::Pending(pending)
             }
             Got::Owner(loading) => {
                 task.owned.fetch_add(1, Ordering::Relaxed);
+                self.shared.metrics.add(|m| &m.owned, 1);
                 Stage::Pending(self.batch.load(key, loading)?)
             }
         };

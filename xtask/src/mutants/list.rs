@@ -7,17 +7,22 @@ pub enum Suite {
     Loom,
     /// The core's own tests.
     Core,
+    /// Interleavings of the core set up by hand.
+    Directed,
 }
 
 impl Suite {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Loom, Self::Core];
+    pub const ALL: [Self; 3] = [Self::Loom, Self::Core, Self::Directed];
 
     /// What `cargo test` is told.
     pub fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Loom => &["--package", "ucm-core", "--release", "--test", "loom"],
             Self::Core => &["--package", "ucm-core", "--test", "cache"],
+            Self::Processes => &["--package", "ucm-tests", "--test", "multi_process"],
+            Self::Crash => &["--package", "ucm-tests", "--test", "crash_points"],
+            Self::Directed => &["--package", "ucm-core", "--test", "directed"],
         }
     }
 
@@ -25,7 +30,9 @@ impl Suite {
     pub fn rustflags(self) -> &'static str {
         match self {
             Self::Loom => "--cfg ucm_loom",
-            Self::Core => "",
+            Self::Core | Self::Processes => "",
+            Self::Crash => "--cfg ucm_crash",
+            Self::Directed => "--cfg ucm_crash",
         }
     }
 }
@@ -62,6 +69,35 @@ const fn core(
     to: &'static str,
 ) -> Mutant {
     Mutant { name, file, from, to, suite: Suite::Core, test: None }
+}
+
+const fn directed(
+    name: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+) -> Mutant {
+    Mutant { name, file, from, to, suite: Suite::Directed, test: None }
+}
+
+const fn processes(
+    name: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+    test: &'static str,
+) -> Mutant {
+    Mutant { name, file, from, to, suite: Suite::Processes, test: Some(test) }
+}
+
+const fn crash(
+    name: &'static str,
+    file: &'static str,
+    from: &'static str,
+    to: &'static str,
+    test: &'static str,
+) -> Mutant {
+    Mutant { name, file, from, to, suite: Suite::Crash, test: Some(test) }
 }
 
 /// All of them.
@@ -101,12 +137,6 @@ pub const MUTANTS: &[Mutant] = &[
         "ucm-core/src/cache/lookup.rs",
         "if !meta.exchange(word, word.untagged()) {",
         "if false {",
-    ),
-    loom(
-        "tag taken off in the same generation",
-        "ucm-core/src/slot/word.rs",
-        "Self::make(self.status(), 0, self.generation().next())",
-        "Self::make(self.status(), 0, self.generation())",
     ),
     loom(
         "inserter does not look for twins",
@@ -156,6 +186,24 @@ pub const MUTANTS: &[Mutant] = &[
         "self.ring.head.0.store(self.head, Ordering::Release);",
         "self.ring.head.0.store(self.head, Ordering::Relaxed);",
     ),
+    directed(
+        "tag taken off in the same generation",
+        "ucm-core/src/slot/word.rs",
+        "Self::make(self.status(), 0, self.generation().next())",
+        "Self::make(self.status(), 0, self.generation())",
+    ),
+    directed(
+        "a late publish is accepted",
+        "ucm-core/src/cache/publish.rs",
+        "if !mine {",
+        "if !mine && word.status() != Status::Quarantined {",
+    ),
+    directed(
+        "readers wait for a stopped inserter for ever",
+        "ucm-core/src/cache/lookup.rs",
+        "        self.abort_insertion(slot, word);\n    }\n\n    /// INSERTING",
+        "    }\n\n    /// INSERTING",
+    ),
     core(
         "the pins of the dead are not given back",
         "ucm-core/src/cache/reap.rs",
@@ -185,5 +233,110 @@ pub const MUTANTS: &[Mutant] = &[
         "ucm-core/src/pin/table.rs",
         "if before >= MAX_PINS_PER_SLOT {",
         "if false {",
+    ),
+    processes(
+        "no timed wait: a waiter sleeps until it is woken",
+        "ucm-core/src/cache/lookup.rs",
+        "self.host.wait(word, expected, WAIT_SLICE_NS.min(deadline_ns - now_ns));",
+        "self.host.wait(word, expected, deadline_ns - now_ns);",
+        "the_waiters_of_a_killed_owner_finish_and_exactly_one_of_them_loads_it",
+    ),
+    processes(
+        "a waiter does not ask whether the owner lives",
+        "ucm-core/src/cache/lookup.rs",
+        "                self.look_after_owner(&pending);",
+        "",
+        "the_waiters_of_a_killed_owner_finish_and_exactly_one_of_them_loads_it",
+    ),
+    processes(
+        "a private futex",
+        "ucm-posix/src/futex/linux.rs",
+        "            libc::FUTEX_WAIT,\n",
+        "            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,\n",
+        "a_publication_wakes_a_process_that_sleeps_without_a_timeout",
+    ),
+    processes(
+        "quarantine that is over at once",
+        "ucm-core/src/cache/reap.rs",
+        "meta.set_quarantine_until_ns(self.host.now_ns().saturating_add(quarantine_ns));",
+        "meta.set_quarantine_until_ns(0 * quarantine_ns);",
+        "what_is_still_written_for_a_dead_owner_reaches_nobody_elses_bytes",
+    ),
+    processes(
+        "no quarantine, and bytes of the dead in the slots of the living",
+        "ucm-core/src/cache/reap.rs",
+        "(word.released(Status::Quarantined), Counter::Quarantined)",
+        "(word.released(Status::Free), Counter::Quarantined)",
+        "what_is_still_written_for_a_dead_owner_reaches_nobody_elses_bytes",
+    ),
+    processes(
+        "a load without telling others that there is one",
+        "ucm-core/src/cache/insert.rs",
+        "if self.meets_twin(key, hash, slot) {",
+        "if false && self.meets_twin(key, hash, slot) {",
+        "of_eight_who_ask_for_a_fresh_key_at_once_exactly_one_owns_it",
+    ),
+    crash(
+        "vacate before repair",
+        "ucm-core/src/cache/reap.rs",
+        "        self.repair(participant);\n        crash_point!(ReapRepaired);\n        entry.vacate();\n",
+        "        entry.vacate();\n        self.repair(participant);\n        crash_point!(ReapRepaired);\n",
+        "what_a_reaper_that_dies_leaves_undone_the_next_one_does",
+    ),
+    crash(
+        "repair drops the pins before the slots",
+        "ucm-core/src/cache/reap.rs",
+        "        for slot in 0..slot_count {\n            // Most slots",
+        "        self.plane.pins.clear_row(dead, slot_count);\n        for slot in 0..slot_count {\n            // Most slots",
+        "slots_are_repaired_before_pins_and_pins_before_the_entry_goes",
+    ),
+    crash(
+        "a dead one's insertion leaves its entry in the index",
+        "ucm-core/src/cache/reap.rs",
+        "                    self.plane.index.remove(meta.key().hash(), slot);\n                    (word.released(Status::Free), Counter::ReapedClaims)",
+        "                    (word.released(Status::Free), Counter::ReapedClaims)",
+        "what_a_reaper_that_dies_leaves_undone_the_next_one_does",
+    ),
+    crash(
+        "the page that a dead evictor had tagged is freed",
+        "ucm-core/src/cache/reap.rs",
+        "(word.untagged(), Counter::ReapedClaims)",
+        "(word.released(Status::Free), Counter::ReapedClaims)",
+        "the_page_that_a_dead_evictor_had_tagged_stays_in_the_cache",
+    ),
+    crash(
+        "pin check before the claim only",
+        "ucm-core/src/cache/evict.rs",
+        "if self.plane.pins.any(slot) {\n            crash_point!(EvictPinned);",
+        "if false {\n            crash_point!(EvictPinned);",
+        "a_slot_that_is_pinned_after_it_was_chosen_keeps_its_key_and_its_bytes",
+    ),
+    crash(
+        "FREE slots are taken whatever pins lie on them",
+        "ucm-core/src/cache/evict.rs",
+        "        if self.plane.pins.any(slot) {\n            return None;\n        }\n        crash_point!(EvictChosen);",
+        "        crash_point!(EvictChosen);\n        if before.status() == Status::Free {\n            meta.exchange(before, before.claimed(self.me));\n            return Some(Tagged { slot, before });\n        }",
+        "a_slot_that_is_freed_for_a_dead_claimer_under_a_late_pin_is_taken_only_after_the_pin",
+    ),
+    crash(
+        "nobody aborts an insertion that stands still",
+        "ucm-core/src/cache/lookup.rs",
+        "if self.meta(slot).exchange(word, word.moved(Status::Claimed)) {",
+        "if false {",
+        "whoever_stands_still_while_inserting_or_evicting_holds_nobody_up",
+    ),
+    crash(
+        "a late publication overwrites its successor's checksum",
+        "ucm-core/src/cache/publish.rs",
+        "        self.check_mine(&loading)?;\n        self.meta(slot).set_payload(length_bytes, checksum);",
+        "        self.meta(slot).set_payload(length_bytes, checksum);",
+        "whoever_is_reaped_alive_has_its_publications_refused_and_unpins_nothing_of_its_successor",
+    ),
+    crash(
+        "a late failure unpins what its successor holds",
+        "ucm-core/src/cache/publish.rs",
+        "        self.check_mine(&loading)?;\n        self.meta(slot).set_error(loading.generation, code);\n        crash_point!(PublishErrorStored);\n        self.finish(loading, Status::Failed)?;",
+        "        self.meta(slot).set_error(loading.generation, code);\n        crash_point!(PublishErrorStored);\n        let _ = self.finish(loading, Status::Failed);",
+        "whoever_is_reaped_alive_has_its_publications_refused_and_unpins_nothing_of_its_successor",
     ),
 ];

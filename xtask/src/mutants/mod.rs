@@ -10,9 +10,10 @@ mod list;
 
 use std::fs;
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use list::{MUTANTS, Mutant, Suite};
 
@@ -30,9 +31,17 @@ pub struct Arguments {
     list: bool,
 }
 
+/// Far longer than any suite takes.
+const HANG: Duration = Duration::from_secs(30);
+
 enum Verdict {
     Caught,
     Missed,
+}
+
+/// The short form: the first `limit` of the list.
+pub fn run_first(limit: usize) -> io::Result<bool> {
+    run(&Arguments { only: None, limit: Some(limit), list: false })
 }
 
 /// Runs the mutants; true when none was missed.
@@ -80,7 +89,7 @@ struct Scratch {
 
 impl Scratch {
     fn new() -> io::Result<Self> {
-        let workspace = workspace_root()?;
+        let workspace = crate::workspace_root()?;
         let base = workspace.join("target/mutants");
         let root = base.join("src");
         if root.exists() {
@@ -125,7 +134,8 @@ impl Scratch {
             test.arg(test_name);
         }
         test.args(["--", "--test-threads", "1"]);
-        Ok(test.status()?.success())
+        // A test that hangs has noticed too.
+        passes_within(&mut test, HANG)
     }
 
     fn cargo(&self, suite: Suite) -> Command {
@@ -139,11 +149,20 @@ impl Scratch {
     }
 }
 
-fn workspace_root() -> io::Result<PathBuf> {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .map(Path::to_path_buf)
-        .ok_or_else(|| io::Error::other("xtask lies outside a workspace"))
+/// Runs `command` in a process group of its own, so that all of it can be ended.
+fn passes_within(command: &mut Command, limit: Duration) -> io::Result<bool> {
+    let mut child = command.process_group(0).spawn()?;
+    let began = Instant::now();
+    while began.elapsed() < limit {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status.success());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let group = format!("-{}", child.id());
+    Command::new("kill").args(["-KILL", "--", &group]).status()?;
+    child.wait()?;
+    Ok(false)
 }
 
 fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {

@@ -117,6 +117,7 @@ impl StoreMap {
         let map = map(&file, path)?;
         // Only a file that has at least its header may be looked at.
         let store = Self { map, parts, capacity_blocks, geometry: *geometry };
+        // SYNC(memory.magic): Acquire; pairs with the Release store in the header's making.
         if (length as u64) < PAGE_BYTES || store.header().magic.load(Ordering::Acquire) != MAGIC {
             return Err(OpenError::NotAStore { path: path.to_owned() });
         }
