@@ -169,9 +169,54 @@ impl<'m> Index<'m> {
     }
 }
 
-/// A bit for every entry whose fingerprint is `fingerprint`.
+/// A bit for every entry whose fingerprint is `fingerprint`: a hint, since an
+/// entry may change at any moment; whoever acts on it loads the entry itself.
+#[cfg(not(all(target_arch = "x86_64", target_feature = "sse2", not(miri), not(ucm_loom))))]
 #[inline(always)]
 fn fingerprint_matches(bucket: &Bucket, fingerprint: u32) -> u32 {
+    matches_one_by_one(bucket, fingerprint)
+}
+
+/// As above, for all eight entries at once.
+#[cfg(all(target_arch = "x86_64", target_feature = "sse2", not(miri), not(ucm_loom)))]
+#[inline(always)]
+fn fingerprint_matches(bucket: &Bucket, fingerprint: u32) -> u32 {
+    const { assert!(BUCKET_ENTRIES == 8, "the code below takes one line of eight") };
+    let matches: u32;
+    // SAFETY: reads the 64 bytes of `bucket`, aligned to 64, and writes
+    // registers only. The loads are the processor's, outside the language's
+    // memory model, so racing with other threads' atomic stores is no data
+    // race in it; a torn or stale word only makes the hint wrong.
+    unsafe {
+        core::arch::asm!(
+            "movd {wanted}, {fingerprint:e}",
+            "pshufd {wanted}, {wanted}, 0",
+            // The high halves of entries 0 to 3, then of 4 to 7.
+            "movaps {low}, [{bucket}]",
+            "shufps {low}, [{bucket} + 16], 0xdd",
+            "movaps {high}, [{bucket} + 32]",
+            "shufps {high}, [{bucket} + 48], 0xdd",
+            "pcmpeqd {low}, {wanted}",
+            "pcmpeqd {high}, {wanted}",
+            // Eight comparisons to eight bytes to eight bits.
+            "packssdw {low}, {high}",
+            "packsswb {low}, {low}",
+            "pmovmskb {matches:e}, {low}",
+            bucket = in(reg) core::ptr::from_ref(bucket),
+            fingerprint = in(reg) fingerprint,
+            matches = lateout(reg) matches,
+            wanted = out(xmm_reg) _,
+            low = out(xmm_reg) _,
+            high = out(xmm_reg) _,
+            options(nostack, readonly, pure, preserves_flags),
+        );
+    }
+    matches & 0xff
+}
+
+#[allow(dead_code, reason = "the portable form, and the test's reference")]
+#[inline(always)]
+fn matches_one_by_one(bucket: &Bucket, fingerprint: u32) -> u32 {
     let mut matches = 0;
     for (at, cell) in bucket.entries.iter().enumerate() {
         let entry = Entry(cell.load(Ordering::Relaxed));
@@ -191,4 +236,30 @@ pub(crate) fn prefetch<T>(what: &T) {
     }
     #[cfg(not(all(target_arch = "x86_64", not(miri), not(ucm_loom))))]
     let _ = what;
+}
+
+#[cfg(all(test, not(ucm_loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::AtomicU64;
+
+    #[test]
+    fn all_at_once_finds_what_one_by_one_finds() {
+        let mut state = 1_u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            state >> 33
+        };
+        for _ in 0..2000 {
+            // Few different fingerprints, so that several match; low halves
+            // that look like fingerprints must not.
+            let entries =
+                core::array::from_fn(|_| AtomicU64::new(random() % 3 << 32 | random() % 3));
+            let bucket = Bucket { entries };
+            for fingerprint in 0..4 {
+                let expected = matches_one_by_one(&bucket, fingerprint);
+                assert_eq!(fingerprint_matches(&bucket, fingerprint), expected);
+            }
+        }
+    }
 }

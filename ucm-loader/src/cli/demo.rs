@@ -6,6 +6,8 @@ use std::time::Duration;
 use comfy_table::Table;
 use serde::Serialize;
 use ucm_core::cache::Audit;
+use ucm_core::limits::MAX_SHARD_BYTES;
+use ucm_core::segment::geometry::SlotStride;
 
 use crate::backend::file::{FileOptions, FileStore};
 use crate::backend::recorder::{analyse, read_events};
@@ -138,14 +140,18 @@ impl<'a> Demo<'a> {
                 "--shards {shards} is not a positive multiple of --shards-per-block {shards_per_block}"
             )));
         }
-        let blocks = (0..shards / u64::from(shards_per_block)).collect();
-        Ok(Self { arguments, scratch, store: scratch.dir("store")?, blocks })
+        let mut demo = Self { arguments, scratch, store: scratch.dir("store")?, blocks: Vec::new() };
+        // Before anything is as large as the arguments say.
+        demo.config().check()?;
+        demo.blocks = (0..shards / u64::from(shards_per_block)).collect();
+        Ok(demo)
     }
 
     fn config(&self) -> LoaderConfig {
         let Arguments { ranks, shards, shards_per_block, shard_bytes, .. } = *self.arguments;
-        // Room for everything, and for the quarantine of nobody.
-        let slot_bytes = ucm_core::segment::geometry::SlotStride::for_shard(shard_bytes).bytes();
+        // Room for everything, and for the quarantine of nobody. What is too
+        // large for a shard is refused later.
+        let slot_bytes = SlotStride::for_shard(shard_bytes.min(MAX_SHARD_BYTES)).bytes();
         LoaderConfig {
             segment_id: self.scratch.segment_id(),
             shm_dir: self.scratch.shm_dir(),

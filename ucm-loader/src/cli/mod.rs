@@ -33,18 +33,16 @@ pub struct Cli {
     command: Command,
 }
 
+// What each does is said by its arguments' own documentation; a line here would
+// hide it from `--help`.
 #[derive(Subcommand, Debug)]
 enum Command {
-    /// Dump, cold load and hot load with N rank processes, every byte checked
     Demo(demo::Arguments),
-    /// Replay a trace of real requests (Mooncake's format) through N ranks
     Replay(replay::Arguments),
     /// Measure one thing against its alternative, side by side in one run
     #[command(subcommand)]
     Bench(bench::Arguments),
-    /// Show what is in a segment: slots, pins, participants, quarantine
     Inspect(inspect::Arguments),
-    /// Remove segments that nobody uses any more
     Gc(gc::Arguments),
     /// One rank of a run, driven by its parent
     #[command(name = RANK_COMMAND, hide = true)]

@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use serde::Serialize;
 use ucm_core::cache::Audit;
 use ucm_core::key::BlockId;
+use ucm_core::limits::MAX_SHARD_BYTES;
 use ucm_core::segment::geometry::SlotStride;
 use ucm_posix::Segment;
 
@@ -357,9 +358,11 @@ fn config(
         )));
     }
     let shard_bytes = block_bytes / u64::from(shards_per_block);
-    let slot_bytes = SlotStride::for_shard(shard_bytes).bytes();
-    let footprint = unique_blocks * u64::from(shards_per_block) * slot_bytes;
-    let least = slot_bytes * u64::from(shards_per_block * ranks);
+    // What is too large for a shard is refused later.
+    let slot_bytes = SlotStride::for_shard(shard_bytes.min(MAX_SHARD_BYTES)).bytes();
+    let block_slots = slot_bytes.saturating_mul(shards_per_block.into());
+    let footprint = unique_blocks.saturating_mul(block_slots);
+    let least = block_slots.saturating_mul(ranks.into());
     let backend = match arguments.backend.as_deref() {
         Some("memory") => "memory:replay".to_owned(),
         Some(named) => named.to_owned(),
@@ -374,7 +377,7 @@ fn config(
         block_bytes,
         local_rank_size: ranks,
         backend,
-        memory_backend_bytes: (unique_blocks + 1) * block_bytes,
+        memory_backend_bytes: (unique_blocks + 1).saturating_mul(block_bytes),
         fsync: crate::backend::file::store::Fsync::None,
         ..LoaderConfig::default()
     })

@@ -1,8 +1,8 @@
 //! The dump pipeline: device to slot, READY, and behind that slot to backend.
 //!
 //! One thread (`ucm_dump`) takes tasks in order. A shard is READY for every
-//! rank as soon as it is in its slot; its pin stays until the backend has it,
-//! and how many may be on that way at a time is bounded.
+//! rank as soon as it is in its slot; its pin stays until the backend has its
+//! block ([`blocks`]), and how many may be on that way at a time is bounded.
 
 pub(crate) mod blocks;
 pub(crate) mod stage;
@@ -39,8 +39,9 @@ impl Dumper {
         let depth = shared.config.waiting_queue_depth as usize;
         let (tasks, queue) = sync_channel(depth);
         let stopping = Arc::new(AtomicBool::new(false));
-        let budget =
-            Arc::new(Budget::new(shared.budget.max_pins() / DUMP_SHARE, u32::MAX, u32::MAX));
+        // A block's shards keep their pins until the last of them is stored.
+        let pins = (shared.budget.max_pins() / DUMP_SHARE).max(shared.config.shards_per_block);
+        let budget = Arc::new(Budget::new(pins, u32::MAX, u32::MAX));
         let queue_id = shared
             .device
             .queue()
@@ -102,7 +103,7 @@ fn run(stager: &Stager, queue: &Receiver<Arc<TaskState>>, stopping: &AtomicBool)
         for index in 0..task.shards.len() {
             match &taken {
                 Err(error) => stager.refuse(&task, index, error.clone()),
-                Ok(()) if is_stopping() => stager.end(&task, index, Err(ShardError::ShuttingDown)),
+                Ok(()) if is_stopping() => stager.fail(&task, index, ShardError::ShuttingDown),
                 Ok(()) => stager.dump(&task, index),
             }
         }

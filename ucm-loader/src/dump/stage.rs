@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ucm_core::cache::{Got, Pinned};
+use ucm_core::cache::{GetError, Got, Pinned};
 use ucm_core::device::{CopyKind, CopyOp, DeviceError, QueueId};
 use ucm_core::host::Waiter;
 use ucm_core::segment::counters::Counter;
@@ -28,10 +28,12 @@ pub(crate) struct Stager {
 
 /// A longest sleep while all pins are out; then the deadline is looked at again.
 const ROOM_SLICE_NS: u64 = 100_000_000;
+/// How long a slot is waited for before the pins of unfinished blocks are given up.
+const SLOT_PATIENCE_NS: u64 = 250_000_000;
 
 impl Stager {
     pub(crate) fn new(shared: Arc<Shared>, budget: Arc<Budget>, queue: QueueId) -> Self {
-        let blocks = Arc::new(Blocks::new(Arc::clone(&shared.backend)));
+        let blocks = Arc::new(Blocks::new(Arc::clone(&shared), Arc::clone(&budget)));
         Self { shared, budget, blocks, queue }
     }
 
@@ -65,10 +67,10 @@ impl Stager {
         self.shared.end(task, index, Err(error));
     }
 
-    /// Ends a shard of a task whose blocks were.
-    pub(crate) fn end(&self, task: &TaskState, index: usize, result: Result<(), ShardError>) {
-        self.blocks.end(task.shards[index].key.block, result.is_ok());
-        self.shared.end(task, index, result);
+    /// Fails a shard of a task whose blocks were.
+    pub(crate) fn fail(&self, task: &TaskState, index: usize, error: ShardError) {
+        self.blocks.end(task.shards[index].key.block, None);
+        self.shared.end(task, index, Err(error));
     }
 
     /// Dumps one shard of `task`; it ends now if that fails, else when the
@@ -76,7 +78,7 @@ impl Stager {
     pub(crate) fn dump(&self, task: &Arc<TaskState>, index: usize) {
         match self.stage(task, index) {
             Ok(pinned) => self.store(task, index, pinned),
-            Err(error) => self.end(task, index, Err(error)),
+            Err(error) => self.fail(task, index, error),
         }
     }
 
@@ -87,11 +89,25 @@ impl Stager {
             if let Some(error) = task.stopped(now_ns) {
                 return Err(error);
             }
+            if self.blocks.held() >= self.budget.max_pins() {
+                // Nothing is under way that would make room.
+                self.blocks.let_go();
+                continue;
+            }
             self.budget.wait_for_room(ROOM_SLICE_NS.min(task.deadline_ns - now_ns));
         }
         let key = task.shards[index].key;
         let cache = self.shared.attachment.cache();
-        match cache.get(&key, task.deadline_ns)? {
+        let soon_ns = SystemWaiter.now_ns().saturating_add(SLOT_PATIENCE_NS);
+        let got = match cache.get(&key, task.deadline_ns.min(soon_ns)) {
+            Err(GetError::NothingEvictable | GetError::BucketsPinned | GetError::Deadline) => {
+                // Perhaps every rank waits for the slots that the others hold.
+                self.blocks.let_go();
+                cache.get(&key, task.deadline_ns)?
+            }
+            got => got?,
+        };
+        match got {
             // Content-addressed: what is there already is the same.
             Got::Hit(pinned) => Ok(pinned),
             Got::Wait(pending) => cache.wait(pending, task.deadline_ns).map_err(|error| {
@@ -158,7 +174,7 @@ impl Stager {
         let (_, checksum) = shared.attachment.cache().payload(&pinned);
         let Some(slot) = shared.slot_ptr(pinned.slot()) else {
             shared.attachment.cache().release(pinned);
-            return self.end(task, index, Err(ShardError::Load(LoadErrorCode::BAD_OBJECT)));
+            return self.fail(task, index, ShardError::Load(LoadErrorCode::BAD_OBJECT));
         };
         // SAFETY: READY and pinned until the completion lets go of it, which
         // also holds the mapping (through the attachment).
@@ -168,16 +184,18 @@ impl Stager {
         let task = Arc::clone(task);
         budget.pin();
         let done = move |result: Result<(), crate::backend::traits::BackendError>| {
-            shared.attachment.cache().release(pinned);
-            budget.unpin();
             let result = result.map_err(|error| {
                 tracing::warn!(block = %key.block, shard = key.shard, %error, "dump failed");
                 ShardError::Store(error.code())
             });
             if result.is_ok() {
                 shared.metrics.add(|m| &m.stored, 1);
+                blocks.end(key.block, Some(pinned));
+            } else {
+                shared.attachment.cache().release(pinned);
+                budget.unpin();
+                blocks.end(key.block, None);
             }
-            blocks.end(key.block, result.is_ok());
             shared.end(&task, index, result);
         };
         self.shared.backend.put(StoreRequest::new(key, bytes, checksum, done));

@@ -9,20 +9,25 @@ pub enum Suite {
     Core,
     /// Interleavings of the core set up by hand.
     Directed,
+    /// Real processes, killed and stopped at random.
+    Processes,
+    /// Real processes, killed and stopped at named points.
+    Crash,
 }
 
 impl Suite {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Loom, Self::Core, Self::Directed];
+    pub const ALL: [Self; 5] =
+        [Self::Loom, Self::Core, Self::Directed, Self::Processes, Self::Crash];
 
     /// What `cargo test` is told.
     pub fn arguments(self) -> &'static [&'static str] {
         match self {
             Self::Loom => &["--package", "ucm-core", "--release", "--test", "loom"],
             Self::Core => &["--package", "ucm-core", "--test", "cache"],
+            Self::Directed => &["--package", "ucm-core", "--test", "directed"],
             Self::Processes => &["--package", "ucm-tests", "--test", "multi_process"],
             Self::Crash => &["--package", "ucm-tests", "--test", "crash_points"],
-            Self::Directed => &["--package", "ucm-core", "--test", "directed"],
         }
     }
 
@@ -31,8 +36,7 @@ impl Suite {
         match self {
             Self::Loom => "--cfg ucm_loom",
             Self::Core | Self::Processes => "",
-            Self::Crash => "--cfg ucm_crash",
-            Self::Directed => "--cfg ucm_crash",
+            Self::Directed | Self::Crash => "--cfg ucm_crash",
         }
     }
 }
@@ -270,7 +274,7 @@ pub const MUTANTS: &[Mutant] = &[
         "what_is_still_written_for_a_dead_owner_reaches_nobody_elses_bytes",
     ),
     processes(
-        "a load without telling others that there is one",
+        "inserters do not look for twins, across processes",
         "ucm-core/src/cache/insert.rs",
         "if self.meets_twin(key, hash, slot) {",
         "if false && self.meets_twin(key, hash, slot) {",

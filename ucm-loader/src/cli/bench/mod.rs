@@ -6,11 +6,11 @@ mod wait;
 use crate::cli::Failure;
 
 /// What can be measured.
+// Each is documented by its arguments: a line here would hide that from `--help`.
+#[allow(missing_docs, reason = "see above")]
 #[derive(clap::Subcommand, Debug)]
 pub enum Arguments {
-    /// Natural against rotated order: how many loads are in flight at a time
     Order(order::Arguments),
-    /// Yield-spin against futex: what waiting costs
     Wait(wait::Arguments),
 }
 
