@@ -76,6 +76,12 @@ pub struct LoaderConfig {
     pub checksum: bool,
     /// Whether the cache stays when the last rank leaves.
     pub persist: bool,
+    /// Ask for huge pages under the host cache. Where the system gives none,
+    /// one warning says so.
+    pub huge_pages: bool,
+    /// Ask for memory of this NUMA node; the segment's creator decides. Where
+    /// the system will not, one warning says so.
+    pub numa_node: Option<u32>,
     /// When a block file counts as written: `none`, `data` or `full`.
     pub fsync: Fsync,
     /// Whether ranks walk a task's shards in rotated order.
@@ -113,6 +119,8 @@ impl Default for LoaderConfig {
             io_quarantine_ms: None,
             checksum: true,
             persist: false,
+            huge_pages: false,
+            numa_node: None,
             fsync: Fsync::Data,
             rotate: true,
             wait_mode: WaitMode::Futex,

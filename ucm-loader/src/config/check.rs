@@ -102,6 +102,10 @@ pub struct Config {
     pub checksum: bool,
     /// Whether the cache stays when the last rank leaves.
     pub persist: bool,
+    /// Whether to ask for huge pages.
+    pub huge_pages: bool,
+    /// Which NUMA node's memory to ask for.
+    pub numa_node: Option<u32>,
     /// When a block file counts as written.
     pub fsync: Fsync,
     /// Whether ranks walk a task's shards in rotated order.
@@ -201,6 +205,8 @@ impl LoaderConfig {
             stream_number: self.stream_number,
             checksum: self.checksum,
             persist: self.persist,
+            huge_pages: self.huge_pages,
+            numa_node: self.numa_node,
             fsync: self.fsync,
             rotate: self.rotate,
             wait_mode: self.wait_mode,

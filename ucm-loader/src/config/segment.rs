@@ -16,6 +16,8 @@ impl Config {
             dir: ShmDir::new(&self.shm_dir),
             io_quarantine_ns,
             persist: self.persist,
+            huge_pages: self.huge_pages,
+            numa_node: self.numa_node,
             ..SegmentOptions::new(id, self.shape())
         })
     }
