@@ -43,7 +43,7 @@ pub mod gc;
 pub mod identity;
 pub mod liveness;
 pub mod mapping;
-pub(crate) mod memory;
+pub mod memory;
 pub mod names;
 pub mod segment;
 pub mod shm;

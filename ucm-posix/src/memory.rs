@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{MemoryLimit, ShmError};
 
-/// Refuses `needed_bytes` more than what may still be used.
-pub(crate) fn check(needed_bytes: u64) -> Result<(), ShmError> {
+/// What may still be used, and which limit says so; `None` when nothing does.
+pub fn available() -> Option<(u64, MemoryLimit)> {
     let machine = fs::read_to_string("/proc/meminfo").ok().as_deref().and_then(mem_available);
     if machine.is_none() {
         warn_once!("/proc/meminfo does not say how much memory is available; not checked");
@@ -19,7 +19,12 @@ pub(crate) fn check(needed_bytes: u64) -> Result<(), ShmError> {
         let available_bytes = group.available_bytes()?;
         Some((available_bytes, MemoryLimit::Cgroup(group.dir)))
     });
-    match machine.into_iter().chain(groups).min_by_key(|(bytes, _)| *bytes) {
+    machine.into_iter().chain(groups).min_by_key(|(bytes, _)| *bytes)
+}
+
+/// Refuses `needed_bytes` more than what may still be used.
+pub(crate) fn check(needed_bytes: u64) -> Result<(), ShmError> {
+    match available() {
         Some((available_bytes, limit)) if available_bytes < needed_bytes => {
             Err(ShmError::NotEnoughMemory { needed_bytes, available_bytes, limit })
         }

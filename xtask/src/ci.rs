@@ -182,7 +182,10 @@ fn miri(arguments: &Arguments) -> io::Result<Outcome> {
         ],
     )?;
     let seeds = arguments.miri_seeds;
-    test.env("MIRIFLAGS", format!("-Zmiri-many-seeds=0..{seeds} -Zmiri-disable-isolation"));
+    test.env(
+        "MIRIFLAGS",
+        format!("-Zmiri-many-seeds=0..{seeds} -Zmiri-disable-isolation -Zmiri-ignore-leaks"),
+    );
     test.env("CARGO_TARGET_DIR", crate::workspace_root()?.join("target/miri"));
     Ok(passed(test.status()?.success()))
 }

@@ -140,7 +140,8 @@ impl<'a> Demo<'a> {
                 "--shards {shards} is not a positive multiple of --shards-per-block {shards_per_block}"
             )));
         }
-        let mut demo = Self { arguments, scratch, store: scratch.dir("store")?, blocks: Vec::new() };
+        let mut demo =
+            Self { arguments, scratch, store: scratch.dir("store")?, blocks: Vec::new() };
         // Before anything is as large as the arguments say.
         demo.config().check()?;
         demo.blocks = (0..shards / u64::from(shards_per_block)).collect();

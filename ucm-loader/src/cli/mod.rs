@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod demo;
+pub mod doctor;
 pub mod gc;
 pub mod inspect;
 pub mod output;
@@ -43,6 +44,7 @@ enum Command {
     #[command(subcommand)]
     Bench(bench::Arguments),
     Inspect(inspect::Arguments),
+    Doctor(doctor::Arguments),
     Gc(gc::Arguments),
     /// One rank of a run, driven by its parent
     #[command(name = RANK_COMMAND, hide = true)]
@@ -71,6 +73,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Replay(arguments) => replay::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
+        Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),
         Command::RankProcess => rank_process(),
     };

@@ -6,11 +6,18 @@ use comfy_table::{ContentArrangement, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+/// Of tables that do not go to a terminal, in characters.
+const WIDTH: u16 = 120;
+
 /// A table with `header`.
 pub fn table<const N: usize>(header: [&str; N]) -> Table {
     let mut table = Table::new();
-    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_content_arrangement(ContentArrangement::Dynamic);
+    if !table.is_tty() {
+        // Where nobody knows the width: wide enough, and no wider.
+        table.set_width(WIDTH);
+    }
     table.set_header(header);
     table
 }

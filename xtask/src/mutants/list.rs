@@ -273,13 +273,6 @@ pub const MUTANTS: &[Mutant] = &[
         "(word.released(Status::Free), Counter::Quarantined)",
         "what_is_still_written_for_a_dead_owner_reaches_nobody_elses_bytes",
     ),
-    processes(
-        "inserters do not look for twins, across processes",
-        "ucm-core/src/cache/insert.rs",
-        "if self.meets_twin(key, hash, slot) {",
-        "if false && self.meets_twin(key, hash, slot) {",
-        "of_eight_who_ask_for_a_fresh_key_at_once_exactly_one_owns_it",
-    ),
     crash(
         "vacate before repair",
         "ucm-core/src/cache/reap.rs",
@@ -342,5 +335,12 @@ pub const MUTANTS: &[Mutant] = &[
         "        self.check_mine(&loading)?;\n        self.meta(slot).set_error(loading.generation, code);\n        crash_point!(PublishErrorStored);\n        self.finish(loading, Status::Failed)?;",
         "        self.meta(slot).set_error(loading.generation, code);\n        crash_point!(PublishErrorStored);\n        let _ = self.finish(loading, Status::Failed);",
         "whoever_is_reaped_alive_has_its_publications_refused_and_unpins_nothing_of_its_successor",
+    ),
+    crash(
+        "inserters do not look for twins, across processes",
+        "ucm-core/src/cache/insert.rs",
+        "if self.meets_twin(key, hash, slot) {",
+        "if false && self.meets_twin(key, hash, slot) {",
+        "whoever_inserts_a_key_slower_than_another_waits_for_that_one",
     ),
 ];
