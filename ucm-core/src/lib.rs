@@ -31,6 +31,7 @@
 #![cfg_attr(not(any(test, ucm_loom)), no_std)]
 
 pub mod cache;
+pub mod channel;
 pub mod crash;
 pub mod describe;
 pub mod device;

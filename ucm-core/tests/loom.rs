@@ -13,12 +13,13 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
 
 use loom::cell::UnsafeCell;
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 
-use ucm_core::cache::{Audit, Cache, GetError, Got, Pinned, Place};
+use ucm_core::cache::{Audit, Cache, GetError, Got, Pinned, Place, ReapOutcome, WaitError};
 use ucm_core::host::{Liveness, Waiter};
 use ucm_core::participant::{Introduction, ParticipantId, Role};
 use ucm_core::ptr::Region;
@@ -29,21 +30,37 @@ use ucm_core::{BlockId, CacheShape, ControlPlane, Geometry, SegmentIdentity, Sha
 const FAR_NS: u64 = u64::MAX;
 
 #[derive(Clone)]
-struct LoomHost(Arc<(Mutex<()>, Condvar)>);
+struct LoomHost(Arc<System>);
+
+/// The futex, and the lock bytes.
+struct System {
+    sleepers: Mutex<()>,
+    woken: Condvar,
+    held: [AtomicU32; 3],
+}
+
+/// A lock byte; given back when dropped.
+struct Byte(Arc<System>, usize);
+
+impl Drop for Byte {
+    fn drop(&mut self) {
+        self.0.held[self.1].store(0, SeqCst);
+    }
+}
 
 impl Waiter for LoomHost {
     fn now_ns(&self) -> u64 {
         1
     }
     fn wait(&self, word: &AtomicU32, expected: u32, _timeout_ns: u64) {
-        let guard = self.0.0.lock().unwrap();
-        if word.load(std::sync::atomic::Ordering::SeqCst) == expected {
-            drop(self.0.1.wait(guard).unwrap());
+        let guard = self.0.sleepers.lock().unwrap();
+        if word.load(SeqCst) == expected {
+            drop(self.0.woken.wait(guard).unwrap());
         }
     }
     fn wake_all(&self, _word: &AtomicU32) {
-        let _guard = self.0.0.lock().unwrap();
-        self.0.1.notify_all();
+        let _guard = self.0.sleepers.lock().unwrap();
+        self.0.woken.notify_all();
     }
     fn pause(&self, _ns: u64) {
         thread::yield_now();
@@ -51,12 +68,14 @@ impl Waiter for LoomHost {
 }
 
 impl Liveness for LoomHost {
-    type Claim = ();
-    fn is_held(&self, _participant: ParticipantId) -> bool {
-        true
+    type Claim = Byte;
+    fn is_held(&self, participant: ParticipantId) -> bool {
+        self.0.held[participant.index() as usize].load(SeqCst) == 1
     }
-    fn try_claim(&self, _participant: ParticipantId) -> Option<()> {
-        Some(())
+    fn try_claim(&self, participant: ParticipantId) -> Option<Byte> {
+        let byte = participant.index() as usize;
+        let taken = self.0.held[byte].compare_exchange(0, 1, SeqCst, SeqCst).is_ok();
+        taken.then(|| Byte(self.0.clone(), byte))
     }
 }
 
@@ -92,7 +111,11 @@ impl Model {
         let layout = Layout::from_size_align(geometry.control_bytes as usize, 4096).unwrap();
         // SAFETY: not empty.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap();
-        let host = LoomHost(Arc::new((Mutex::new(()), Condvar::new())));
+        let host = LoomHost(Arc::new(System {
+            sleepers: Mutex::new(()),
+            woken: Condvar::new(),
+            held: std::array::from_fn(|_| AtomicU32::new(0)),
+        }));
         let data = (0..slot_count).map(|_| UnsafeCell::new(0)).collect();
         let model = Self { base, layout, host, data };
         let identity = SegmentIdentity {
@@ -119,6 +142,11 @@ impl Model {
     fn participant<'m>(&self, place: Place) -> Rank<'m> {
         let who = Introduction { role: Role::Rank, pid: 0, device: 0, start_time: 0 };
         ManuallyDrop::new(Cache::join(self.plane(), self.host.clone(), place, who).unwrap())
+    }
+
+    /// The rank is gone: its byte is free, and it does nothing any more.
+    fn kill(&self, rank: Rank<'_>) {
+        self.host.0.held[rank.me().index() as usize].store(0, SeqCst);
     }
 
     fn write(&self, slot: u32, id: u64) {
@@ -225,7 +253,7 @@ fn a_waiter_of_a_failed_load_gets_the_code() {
         let code = ucm_core::slot::meta::LoadErrorCode(28);
         owner.fail(loading, code).unwrap();
         let seen = waiting.join().unwrap();
-        assert_eq!(seen, Err(ucm_core::cache::WaitError::Failed(code)));
+        assert_eq!(seen, Err(WaitError::Failed(code)));
         model.assert_sound();
     });
 }
@@ -279,6 +307,73 @@ fn two_inserters_that_take_each_others_victims_stay_consistent() {
         let other = thread::spawn(move || m.use_key(&two, 1));
         model.use_key(&one, 3);
         other.join().unwrap();
+        model.assert_sound();
+    });
+}
+
+#[test]
+fn two_reapers_repair_a_dead_owner_once() {
+    explore(3, || {
+        let model = Model::new(2);
+        let dead = model.participant(Place::Any);
+        let one = model.participant(Place::Rank(0));
+        let two = model.participant(Place::Rank(1));
+        let Ok(Got::Owner(_unfinished)) = dead.get(&key(1), 0) else { panic!() };
+        let who = dead.me();
+        model.kill(dead);
+        let other = thread::spawn(move || two.reap(who));
+        let outcomes = [one.reap(who), other.join().unwrap()];
+        let reaped = outcomes.iter().filter(|outcome| **outcome == ReapOutcome::Reaped).count();
+        assert_eq!(reaped, 1, "{outcomes:?}");
+        model.assert_sound();
+    });
+}
+
+#[test]
+fn waiters_of_a_dead_owner_are_woken_by_its_reaper() {
+    explore(2, || {
+        let model = Model::new(2);
+        let dead = model.participant(Place::Any);
+        let waiter = model.participant(Place::Rank(0));
+        let reaper = model.participant(Place::Rank(1));
+        let Ok(Got::Owner(_unfinished)) = dead.get(&key(1), 0) else { panic!() };
+        let Ok(Got::Wait(first)) = waiter.get(&key(1), 0) else { panic!() };
+        let Ok(Got::Wait(second)) = reaper.get(&key(1), 0) else { panic!() };
+        let who = dead.me();
+        model.kill(dead);
+        let waiting = thread::spawn(move || waiter.wait(first, FAR_NS));
+        assert_eq!(reaper.reap(who), ReapOutcome::Reaped);
+        assert_eq!(reaper.wait(second, FAR_NS), Err(WaitError::OwnerDied));
+        assert_eq!(waiting.join().unwrap(), Err(WaitError::OwnerDied));
+        model.assert_sound();
+    });
+}
+
+#[test]
+fn a_publish_and_a_reap_of_the_same_load_end_as_one_or_the_other() {
+    explore(3, || {
+        let model = Model::new(2);
+        let owner = model.participant(Place::Rank(0));
+        let waiter = model.participant(Place::Rank(1));
+        let Ok(Got::Owner(loading)) = owner.get(&key(1), 0) else { panic!() };
+        let Ok(Got::Wait(pending)) = waiter.get(&key(1), 0) else { panic!() };
+        model.write(loading.slot(), 1);
+        // Taken for dead although it is about to publish.
+        model.host.0.held[owner.me().index() as usize].store(0, SeqCst);
+        let who = owner.me();
+        // It never touches its pins again: they are the reaper's to clear.
+        let publishing = thread::spawn(move || owner.publish(loading, 8, 0).is_ok());
+        waiter.reap(who);
+        let published = publishing.join().unwrap();
+        match waiter.wait(pending, FAR_NS) {
+            Ok(pinned) => {
+                assert!(published);
+                model.check(pinned.slot(), 1);
+                waiter.release(pinned);
+            }
+            // Published or not: it was unlisted before anybody looked.
+            Err(error) => assert_eq!(error, WaitError::OwnerDied),
+        }
         model.assert_sound();
     });
 }

@@ -378,7 +378,7 @@ impl<H: Host> Cache<'_, H> {
             // My pin has kept the key; a tag put on and taken off may have
             // moved the generation on.
             Status::Ready => Progress::Ready,
-            Status::Quarantined if same => Progress::OwnerDied,
+            Status::Quarantined | Status::Free if same => Progress::OwnerDied,
             _ => Progress::Failed(meta.error(pending.generation)),
         }
     }

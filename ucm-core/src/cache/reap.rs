@@ -80,11 +80,22 @@ impl<H: Host> Cache<'_, H> {
 
     fn repair_slot(&self, slot: u32, dead: ParticipantId) {
         let meta = self.meta(slot);
+        let mut unlisted = false;
         // The only ones who still change the word are waiters (their bit),
         // readers (a tag off) and aborters (one step): so this ends soon.
         loop {
             let word = meta.load(Ordering::SeqCst);
             if word.owner() != Some(dead) {
+                // A copy of the dead (a forked child) may have published
+                // just now, after its entry was taken out. Nobody can find
+                // the slot any more; whoever holds it may read on, because
+                // a pinned FREE slot is not taken.
+                if unlisted && word.status().is_evictable() {
+                    if meta.exchange(word, word.released(Status::Free)) {
+                        return;
+                    }
+                    continue;
+                }
                 return;
             }
             let (to, counter) = match word.status() {
@@ -97,6 +108,7 @@ impl<H: Host> Cache<'_, H> {
                 }
                 Status::Loading => {
                     self.plane.index.remove(meta.key().hash(), slot);
+                    unlisted = true;
                     meta.set_error(word.generation(), LoadErrorCode::OWNER_DIED);
                     let quarantine_ns = self.plane.io_quarantine_ns();
                     meta.set_quarantine_until_ns(self.host.now_ns().saturating_add(quarantine_ns));

@@ -1,5 +1,6 @@
 //! `ucm bench`: one thing against its alternative, side by side in one run.
 
+mod index;
 mod order;
 mod wait;
 
@@ -10,6 +11,7 @@ use crate::cli::Failure;
 #[allow(missing_docs, reason = "see above")]
 #[derive(clap::Subcommand, Debug)]
 pub enum Arguments {
+    Index(index::Arguments),
     Order(order::Arguments),
     Wait(wait::Arguments),
 }
@@ -20,6 +22,7 @@ pub enum Arguments {
 /// See [`Failure`].
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     match arguments {
+        Arguments::Index(arguments) => index::run(arguments),
         Arguments::Order(arguments) => order::run(arguments),
         Arguments::Wait(arguments) => wait::run(arguments),
     }
