@@ -9,6 +9,8 @@
 #![cfg(ucm_loom)]
 #![allow(clippy::unwrap_used, reason = "a model that cannot go on fails")]
 
+mod channel_loom;
+
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;

@@ -16,19 +16,28 @@ use crate::segment::counters::Counter;
 use crate::slot::word::{Status, Word};
 use crate::sync::{Ordering, seqcst_order};
 
+/// What became of an insertion.
+pub(crate) enum Insertion {
+    /// Done: mine to load.
+    Owner(Loading),
+    /// Something changed on the way.
+    LookAgain,
+    /// Every slot was in use just now.
+    NoSlot,
+}
+
 /// Pause between two tries to find a slot when all are in use.
 const NO_SLOT_PAUSE_NS: u64 = 200_000;
 
 impl<H: Host> Cache<'_, H> {
-    /// Inserts `key` as LOADING, owned and pinned by me. `None`: something
-    /// changed on the way, look again.
+    /// Inserts `key` as LOADING, owned and pinned by me.
     pub(crate) fn insert(
         &self,
         key: &ShardKey,
         hash: KeyHash,
         pool: Pool,
         deadline_ns: u64,
-    ) -> Result<Option<Loading>, GetError> {
+    ) -> Result<Insertion, GetError> {
         let tagged = match self.tag_victim(pool) {
             Some(tagged) => tagged,
             None => {
@@ -39,18 +48,19 @@ impl<H: Host> Cache<'_, H> {
                     return Err(GetError::NothingEvictable);
                 }
                 self.host.pause(NO_SLOT_PAUSE_NS);
-                return Ok(None);
+                return Ok(Insertion::NoSlot);
             }
         };
         // Finding room takes a while; somebody may have been faster, and then
         // the victim may live.
         if self.find(key, hash).is_some() {
             self.untag(tagged);
-            return Ok(None);
+            return Ok(Insertion::LookAgain);
         }
-        let Some(victim) = self.commit(tagged) else { return Ok(None) };
+        let Some(victim) = self.commit(tagged) else { return Ok(Insertion::LookAgain) };
         crash_point!(InsertUnlisted);
-        self.install(key, hash, victim, Status::Loading)
+        let loading = self.install(key, hash, victim, Status::Loading)?;
+        Ok(loading.map_or(Insertion::LookAgain, Insertion::Owner))
     }
 
     /// Gives a claimed slot its new key and makes it findable. It ends as

@@ -3,6 +3,7 @@
 use core::fmt;
 
 use crate::cache::handle::Cache;
+use crate::cache::insert::Insertion;
 use crate::cache::token::{Got, Loading, Pending, Pinned, Progress};
 use crate::crash::crash_point;
 use crate::evict::clock::{Pool, mark_used};
@@ -129,6 +130,7 @@ impl<H: Host> Cache<'_, H> {
     ) -> Result<Got, GetError> {
         let mut attempts = 0_u32;
         let mut failed_looks = 0;
+        let mut starved = false;
         loop {
             match outcome {
                 Attempt::Done(got) => return Ok(got),
@@ -143,7 +145,9 @@ impl<H: Host> Cache<'_, H> {
                     self.host.pause(u64::from(self.me.index() + 1) * 500);
                 }
                 Attempt::Absent => {
-                    if let Some(loading) = self.insert(key, hash, Pool::Ordinary, deadline_ns)? {
+                    let insertion = self.insert(key, hash, Pool::Ordinary, deadline_ns)?;
+                    starved = matches!(insertion, Insertion::NoSlot);
+                    if let Insertion::Owner(loading) = insertion {
                         self.add(Counter::Owned, 1);
                         return Ok(Got::Owner(loading));
                     }
@@ -151,7 +155,9 @@ impl<H: Host> Cache<'_, H> {
             }
             attempts += 1;
             if attempts.is_multiple_of(ATTEMPTS_PER_LOOK) && self.host.now_ns() > deadline_ns {
-                return Err(GetError::Deadline);
+                // Say what it was that took so long.
+                let error = if starved { GetError::NothingEvictable } else { GetError::Deadline };
+                return Err(error);
             }
             outcome = self.attempt(key, hash, mode)?;
         }

@@ -1,7 +1,7 @@
 //! What frames carry, where it has a format of its own: tokens, submissions, completions.
 //!
-//! Records are plain data of fixed size and little-endian on every target that
-//! is supported; they are copied out, never pointed into.
+//! Records are plain data of fixed size, in the byte order of the one machine that
+//! both sides run on; they are copied out, never pointed into.
 
 use core::fmt;
 
