@@ -27,6 +27,9 @@ use crate::load::transfer::{Item, Transferrer};
 use crate::metrics::{Metrics, MetricsSnapshot};
 use crate::task::{ShardError, ShardTarget, TaskHandle, TaskState};
 
+/// One part in so many of a rank's slots is for dumps.
+const DUMP_PART: u32 = 4;
+
 type Slots<T> = Box<[Slot<T>]>;
 type SharedRing<T> = Arc<Ring<T, Slots<T>>>;
 pub(crate) type End<T> = Consumer<T, Slots<T>, SharedRing<T>>;
@@ -96,6 +99,8 @@ pub(crate) struct Shared {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) device: Arc<dyn Device>,
     pub(crate) budget: Budget,
+    /// Slots that dumps may pin at a time.
+    pub(crate) dump_share: u32,
     /// A task waits for dispatch.
     pub(crate) submitted: Arc<Doorbell>,
     /// A shard waits for transfer.
@@ -224,6 +229,9 @@ impl Engine {
         let shape = config.shape();
         let ordinary = shape.slot_count - shape.reserved_slots;
         let share = (ordinary / shape.local_rank_size).max(1);
+        // Of a rank's slots, the part that dumps on their way to the backend may
+        // hold; the rest is for loads, which somebody waits for.
+        let dump_share = share / DUMP_PART;
         let device = parts.device;
         let device_error = |error| StartError::Device { name: device.name().to_owned(), error };
         device.bind().map_err(device_error)?;
@@ -237,7 +245,8 @@ impl Engine {
         let waiting = ring::<Arc<TaskState>>(config.waiting_queue_depth);
         let running = ring::<Item>(config.running_queue_depth);
         let shared = Arc::new(Shared {
-            budget: Budget::new(share, config.claim_window, config.lookahead),
+            budget: Budget::new(share - dump_share, config.claim_window, config.lookahead),
+            dump_share: dump_share.max(1),
             config,
             attachment,
             backend: parts.backend,

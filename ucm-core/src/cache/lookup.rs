@@ -279,7 +279,9 @@ impl<H: Host> Cache<'_, H> {
     pub(crate) fn find(&self, key: &ShardKey, hash: KeyHash) -> Option<u32> {
         self.plane.index.find(hash, |slot| {
             let meta = self.meta(slot);
+            // The lines that a hit writes and reads next, while this one comes.
             self.plane.pins.prefetch(self.me, slot);
+            prefetch(self.access(slot));
             let status = meta.load(Ordering::Acquire).status();
             let stands = status.is_keyed() || status == Status::Inserting;
             (stands && meta.has_key(key)).then_some(slot)

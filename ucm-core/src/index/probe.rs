@@ -254,7 +254,7 @@ mod tests {
             // Few different fingerprints, so that several match; low halves
             // that look like fingerprints must not.
             let entries =
-                core::array::from_fn(|_| AtomicU64::new(random() % 3 << 32 | random() % 3));
+                core::array::from_fn(|_| AtomicU64::new(((random() % 3) << 32) | (random() % 3)));
             let bucket = Bucket { entries };
             for fingerprint in 0..4 {
                 let expected = matches_one_by_one(&bucket, fingerprint);

@@ -18,10 +18,6 @@ use crate::load::budget::Budget;
 use crate::task::{ShardError, ShardTarget, TaskHandle, TaskState};
 use stage::Stager;
 
-/// Of a rank's share of slots, the part that dumps on their way to the backend
-/// may hold: the rest is for loads, which somebody waits for.
-const DUMP_SHARE: u32 = 4;
-
 /// The dump pipeline of an engine.
 pub(crate) struct Dumper {
     shared: Arc<Shared>,
@@ -40,7 +36,7 @@ impl Dumper {
         let (tasks, queue) = sync_channel(depth);
         let stopping = Arc::new(AtomicBool::new(false));
         // A block's shards keep their pins until the last of them is stored.
-        let pins = (shared.budget.max_pins() / DUMP_SHARE).max(shared.config.shards_per_block);
+        let pins = shared.dump_share.max(shared.config.shards_per_block);
         let budget = Arc::new(Budget::new(pins, u32::MAX, u32::MAX));
         let queue_id = shared
             .device

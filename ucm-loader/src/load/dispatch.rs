@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ucm_core::cache::Got;
+use ucm_core::cache::{GetError, Got};
 use ucm_core::host::Waiter;
 use ucm_core::rotation::{RankCountMismatch, Rotation};
 use ucm_posix::SystemWaiter;
@@ -116,7 +116,17 @@ impl Dispatcher {
         }
         let key = task.shards[index].key;
         let cache = self.shared.attachment.cache();
-        let stage = match cache.get(&key, task.deadline_ns)? {
+        let got = match cache.get(&key, 0) {
+            // Every slot is in use, perhaps by loads of ours that the backend
+            // does not know of yet: hand them over before waiting for room.
+            Err(GetError::NothingEvictable | GetError::Deadline) => {
+                self.batch.submit();
+                self.shared.dispatched.ring();
+                cache.get(&key, task.deadline_ns)
+            }
+            got => got,
+        };
+        let stage = match got? {
             Got::Hit(pinned) => {
                 task.hits.fetch_add(1, Ordering::Relaxed);
                 self.shared.metrics.add(|m| &m.hits, 1);
