@@ -36,6 +36,8 @@ macro_rules! warn_once {
 }
 
 pub mod attach;
+pub mod channel;
+pub mod crash;
 pub mod error;
 pub mod fork;
 pub mod futex;
@@ -49,6 +51,7 @@ pub mod segment;
 pub mod shm;
 
 pub use attach::{Attachment, EvictionObserver, PosixHost};
+pub use channel::{ChannelOpenError, EngineChannel, WorkerChannel};
 pub use error::{ForkedError, JoinError, LockError, OsError, Refusal, SegmentError, ShmError};
 pub use futex::waiter::{SystemWaiter, monotonic_ns};
 pub use liveness::{LockFile, OfdLiveness};

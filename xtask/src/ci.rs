@@ -36,7 +36,10 @@ struct Step {
 /// What the core must also compile for: no OS, and 32 bits.
 const BARE_TARGETS: [&str; 2] = ["x86_64-unknown-none", "thumbv7em-none-eabihf"];
 
-const STEPS: [Step; 11] = [
+/// How long ranks die in the gate.
+const CHAOS_SECONDS: u64 = 10;
+
+const STEPS: [Step; 12] = [
     Step { name: "format", run: |_| cargo(&["fmt", "--all", "--check"]) },
     Step {
         name: "clippy",
@@ -52,6 +55,7 @@ const STEPS: [Step; 11] = [
     Step { name: "tests", run: |_| cargo(&["test", "--workspace", "--profile", "ci"]) },
     Step { name: "loom", run: |_| loom() },
     Step { name: "crash points", run: |_| crash_points() },
+    Step { name: "chaos", run: |_| Ok(passed(crate::chaos::run_for(CHAOS_SECONDS)?)) },
     Step { name: "miri", run: miri },
     Step {
         name: "mutants",
@@ -179,6 +183,8 @@ fn miri(arguments: &Arguments) -> io::Result<Outcome> {
             "threads",
             "--test",
             "cache",
+            "--test",
+            "channel",
         ],
     )?;
     let seeds = arguments.miri_seeds;

@@ -164,6 +164,23 @@ impl<H: Bell> EngineStatus<'_, H> {
         self.word.header.epoch.load(Ordering::Acquire)
     }
 
+    /// Waits until the worker of the current epoch has attached; `false` at
+    /// the deadline.
+    pub fn wait_attached(&self, deadline_ns: u64) -> bool {
+        loop {
+            let attached = &self.word.header.attached;
+            let seen = attached.load(Ordering::Acquire);
+            if self.is_attached() {
+                return true;
+            }
+            let now_ns = self.word.host.now_ns();
+            if now_ns >= deadline_ns {
+                return false;
+            }
+            self.word.host.wait(attached, seen, deadline_ns - now_ns);
+        }
+    }
+
     /// Whether the worker of the current epoch has attached.
     pub fn is_attached(&self) -> bool {
         // SYNC(channel.attached): Acquire; pairs with the Release store in

@@ -31,6 +31,12 @@ pub struct TokenRecord {
 
 static_assertions::const_assert_eq!(size_of::<TokenRecord>(), 16);
 
+/// Token records as a payload.
+#[inline]
+pub fn token_bytes(tokens: &[TokenRecord]) -> &[u8] {
+    bytemuck::cast_slice(tokens)
+}
+
 /// Why a payload is not what its frame's kind says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]

@@ -64,6 +64,6 @@ pub use memory::{ChannelError, ChannelMemory};
 pub use message::{Completion, Submission, SubmissionKind, TokenRecord};
 pub use producer::{ByteProducer, WriteError};
 pub use ring::{ByteRing, Parts, WildIndex};
-pub use sleep::{Bell, Mode};
+pub use sleep::{Barrier, Bell, Mode};
 pub use status::{IllegalStatus, MoveError, Status, WaitError};
-pub use worker::{WorkerEnd, WorkerStatus};
+pub use worker::{WorkerAttachError, WorkerEnd, WorkerStatus};

@@ -1,11 +1,34 @@
 //! The worker's end: it is asked, answers, streams, and beats.
 
+use core::fmt;
+
 use crate::channel::input::InputReader;
 use crate::channel::producer::ByteProducer;
 use crate::channel::ring::{Parts, WildIndex};
 use crate::channel::sleep::{Bell, Mode};
 use crate::channel::status::{IllegalStatus, MoveError, Status, StatusWord, WaitError};
 use crate::sync::Ordering;
+
+/// Why the worker's end was not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum WorkerAttachError {
+    /// The ring's indices contradict each other.
+    Wild(WildIndex),
+    /// Another worker has had this epoch; the engine has to begin a new one.
+    EpochUsed(u32),
+}
+
+impl fmt::Display for WorkerAttachError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wild(error) => error.fmt(f),
+            Self::EpochUsed(epoch) => {
+                write!(f, "epoch {epoch} has had its worker; the engine must begin a new one")
+            }
+        }
+    }
+}
+impl core::error::Error for WorkerAttachError {}
 
 /// The worker's end of a channel. Its three parts may go to three threads.
 pub struct WorkerEnd<'m, H> {
@@ -36,23 +59,28 @@ impl<'m, H: Bell> WorkerEnd<'m, H> {
     /// There is no other worker's end of this channel, in whatever process.
     ///
     /// # Errors
-    /// [`WildIndex`] when the ring's indices contradict each other.
+    /// See [`WorkerAttachError`].
     pub unsafe fn attach(
         parts: Parts<'m>,
         host: H,
         mode: Mode,
         spins: u32,
-    ) -> Result<Self, WildIndex> {
+    ) -> Result<Self, WorkerAttachError> {
         let header = parts.header;
         let peer = header.engine_mode.load(Ordering::Acquire);
         let epoch = header.epoch.load(Ordering::Acquire);
+        if header.attached.load(Ordering::Acquire) == epoch {
+            return Err(WorkerAttachError::EpochUsed(epoch));
+        }
         let word = StatusWord { header, host: host.clone(), spins };
         // SAFETY: the caller's promise.
-        let output = unsafe { ByteProducer::new(parts.output, host, mode, peer, spins) }?;
+        let output = unsafe { ByteProducer::new(parts.output, host, mode, peer, spins) }
+            .map_err(WorkerAttachError::Wild)?;
         header.worker_mode.store(mode.code(), Ordering::Relaxed);
         // SYNC(channel.attached): Release; pairs with the Acquire load in
         // `EngineStatus::is_attached`: the mode is there.
         header.attached.store(epoch, Ordering::Release);
+        word.host.wake_all(&header.attached);
         Ok(Self {
             status: WorkerStatus { word: word.clone(), epoch },
             input: InputReader::new(parts, word),

@@ -343,4 +343,52 @@ pub const MUTANTS: &[Mutant] = &[
         "if false && self.meets_twin(key, hash, slot) {",
         "whoever_inserts_a_key_slower_than_another_waits_for_that_one",
     ),
+    loom(
+        "channel: tail published with Relaxed",
+        "ucm-core/src/channel/producer.rs",
+        "self.ring.lines.tail.store(self.tail, Ordering::Release);",
+        "self.ring.lines.tail.store(self.tail, Ordering::Relaxed);",
+    ),
+    loom(
+        "channel: head given back with Relaxed",
+        "ucm-core/src/channel/consumer.rs",
+        "self.ring.lines.head.store(self.head, Ordering::Release);",
+        "self.ring.lines.head.store(self.head, Ordering::Relaxed);",
+    ),
+    loom(
+        "channel: tail read with Relaxed",
+        "ucm-core/src/channel/consumer.rs",
+        "let found = self.ring.lines.tail.load(Ordering::Acquire);",
+        "let found = self.ring.lines.tail.load(Ordering::Relaxed);",
+    ),
+    loom(
+        "channel: no fence between the sleep word and the index",
+        "ucm-core/src/channel/sleep.rs",
+        "host.heavy_fence();",
+        "",
+    ),
+    loom(
+        "channel: no fence between the index and the sleep word",
+        "ucm-core/src/channel/sleep.rs",
+        "Self::Fenced => fence(Ordering::SeqCst),",
+        "Self::Fenced => {}",
+    ),
+    loom(
+        "channel: a sleeper does not look again",
+        "ucm-core/src/channel/sleep.rs",
+        "if !ready() {",
+        "let _ = ready;\n    {",
+    ),
+    loom(
+        "channel: a status moved without looking who sleeps",
+        "ucm-core/src/channel/status.rs",
+        "seqcst_order(); // channel.sleepers: I moved, now I look who sleeps",
+        "",
+    ),
+    loom(
+        "channel: a status read with Relaxed",
+        "ucm-core/src/channel/status.rs",
+        "Status::from_code(self.header.status.load(Ordering::Acquire))",
+        "Status::from_code(self.header.status.load(Ordering::Relaxed))",
+    ),
 ];
