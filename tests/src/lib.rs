@@ -11,8 +11,10 @@
 pub mod actor;
 pub mod audit;
 pub mod board;
+pub mod chaos;
 pub mod keys;
 pub mod process;
+pub mod rank_process;
 pub mod rng;
 pub mod setup;
 pub mod stage;

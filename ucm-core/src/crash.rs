@@ -4,9 +4,15 @@
 //! its [`Point`]; in every other build it is nothing at all. The points are a
 //! cfg and not a cargo feature, so that no dependency can switch them on.
 
-macro_rules! points {
+/// Defines a crate's points: the enum, what a test installs, and what a point calls.
+///
+/// Each layer of the system has points of its own; their names differ over
+/// all layers, so that a test can name one without saying whose it is.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! define_crash_points {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
-        /// Where in the protocol a participant is.
+        /// Where in its work a process is.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u32)]
         pub enum Point { $($(#[$doc])* $name),* }
@@ -20,10 +26,36 @@ macro_rules! points {
                 match self { $(Self::$name => stringify!($name)),* }
             }
         }
+
+        #[cfg(ucm_crash)]
+        mod hook {
+            use super::Point;
+            use core::sync::atomic::{AtomicPtr, Ordering};
+
+            static HOOK: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
+
+            /// Installs what every point calls, in this process.
+            pub fn install(hook: fn(Point)) {
+                HOOK.store(hook as *mut (), Ordering::SeqCst);
+            }
+
+            /// Called by every point.
+            #[inline(never)]
+            pub fn hit(point: Point) {
+                let hook = HOOK.load(Ordering::SeqCst);
+                if !hook.is_null() {
+                    // SAFETY: only `install` stores here, and it stores an `fn(Point)`.
+                    let hook = unsafe { core::mem::transmute::<*mut (), fn(Point)>(hook) };
+                    hook(point);
+                }
+            }
+        }
+        #[cfg(ucm_crash)]
+        pub use hook::{hit, install};
     };
 }
 
-points! {
+crate::define_crash_points! {
     /// Join: the byte is held, nothing written.
     JoinLocked,
     /// Join: the high-water mark is raised.
@@ -101,32 +133,6 @@ points! {
     /// Leave: pins given back, the entry still live.
     LeaveRepaired,
 }
-
-#[cfg(ucm_crash)]
-mod hook {
-    use super::Point;
-    use core::sync::atomic::{AtomicPtr, Ordering};
-
-    static HOOK: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
-
-    /// Installs what every point calls, in this process.
-    pub fn install(hook: fn(Point)) {
-        HOOK.store(hook as *mut (), Ordering::SeqCst);
-    }
-
-    /// Called by every point.
-    #[inline(never)]
-    pub fn hit(point: Point) {
-        let hook = HOOK.load(Ordering::SeqCst);
-        if !hook.is_null() {
-            // SAFETY: only `install` stores here, and it stores an `fn(Point)`.
-            let hook: fn(Point) = unsafe { core::mem::transmute::<*mut (), fn(Point)>(hook) };
-            hook(point);
-        }
-    }
-}
-#[cfg(ucm_crash)]
-pub use hook::{hit, install};
 
 /// `crash_point!(Name)` or `crash_point!(Name, condition)`.
 macro_rules! crash_point {

@@ -11,6 +11,7 @@ pub mod cli;
 pub mod completion;
 pub mod config;
 pub mod content;
+pub mod crash;
 pub mod doctor;
 pub mod doorbell;
 pub(crate) mod dump;

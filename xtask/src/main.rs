@@ -1,5 +1,6 @@
 //! `cargo xtask`: the workspace's chores, one file each.
 
+mod chaos;
 mod ci;
 mod mutants;
 mod tidy;
@@ -19,6 +20,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Kill, stop and restart ranks under traffic, then audit everything
+    Chaos(chaos::Arguments),
     /// Everything that must hold of a commit, one named step each; all of them, then a summary
     Ci(ci::Arguments),
     /// Weaken one ordering or drop one step at a time, and see a test turn red
@@ -29,6 +32,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
+        Task::Chaos(arguments) => chaos::run(&arguments),
         Task::Ci(arguments) => ci::run(&arguments),
         Task::Mutants(arguments) => mutants::run(&arguments),
         Task::Tidy => tidy::run(),

@@ -92,6 +92,7 @@ pub fn run(cli: Cli) -> ExitCode {
 
 fn rank_process() -> Result<(), Failure> {
     crate::interrupt::ignore()?;
+    crate::crash::arm_from_env();
     crate::rank::worker::run(std::io::stdin().lock(), std::io::stdout())?;
     Ok(())
 }

@@ -15,7 +15,7 @@ use super::{ConfigError, LoaderConfig};
 /// What an environment variable's name begins with.
 const PREFIX: &str = "UCM_";
 /// Variables of that prefix that are not keys.
-const OTHER_VARIABLES: [&str; 2] = ["log", "config"];
+const OTHER_VARIABLES: [&str; 3] = ["log", "config", "crash"];
 
 impl LoaderConfig {
     /// Reads the sources. `file` must exist if it is given. `flags` is any

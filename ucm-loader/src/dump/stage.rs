@@ -6,6 +6,7 @@ use std::time::Duration;
 use ucm_core::cache::{GetError, Got, Pinned};
 use ucm_core::device::{CopyKind, CopyOp, DeviceError, QueueId};
 use ucm_core::host::Waiter;
+use ucm_core::limits::MAX_OWNER_DEATHS;
 use ucm_core::segment::counters::Counter;
 use ucm_core::slot::meta::LoadErrorCode;
 use ucm_posix::SystemWaiter;
@@ -13,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::backend::recorder::EventKind;
 use crate::backend::traits::{RawBufConst, StoreRequest};
+use crate::crash::crash_point;
 use crate::dump::blocks::Blocks;
 use crate::engine::Shared;
 use crate::load::budget::Budget;
@@ -96,6 +98,18 @@ impl Stager {
             }
             self.budget.wait_for_room(ROOM_SLICE_NS.min(task.deadline_ns - now_ns));
         }
+        // An owner that dies is no failure of the shard: the next one takes over.
+        for _ in 0..MAX_OWNER_DEATHS {
+            match self.stage_once(task, index) {
+                Err(ShardError::OwnersDied { .. }) => {}
+                result => return result,
+            }
+        }
+        Err(ShardError::OwnersDied { deaths: MAX_OWNER_DEATHS })
+    }
+
+    /// As [`stage`](Self::stage), until an owner dies.
+    fn stage_once(&self, task: &TaskState, index: usize) -> Result<Pinned, ShardError> {
         let key = task.shards[index].key;
         let cache = self.shared.attachment.cache();
         let soon_ns = SystemWaiter.now_ns().saturating_add(SLOT_PATIENCE_NS);
@@ -122,10 +136,12 @@ impl Stager {
                 let slot = loading.slot();
                 match self.gather(task, index, slot) {
                     Ok(checksum) => {
+                        crash_point!(DumpStaged);
                         self.shared.record(EventKind::Published, &key);
                         let length_bytes = self.shared.config.shard_bytes as u32;
                         let pinned = self.shared.publish(loading, length_bytes, checksum);
                         cache.add(Counter::Dumped, 1);
+                        crash_point!(DumpPublished);
                         pinned.ok_or(ShardError::Load(LoadErrorCode::OWNER_DIED))
                     }
                     Err(error) => {
@@ -189,6 +205,7 @@ impl Stager {
                 ShardError::Store(error.code())
             });
             if result.is_ok() {
+                crash_point!(DumpStored);
                 shared.metrics.add(|m| &m.stored, 1);
                 blocks.end(key.block, Some(pinned));
             } else {

@@ -9,6 +9,7 @@ use ucm_core::slot::meta::LoadErrorCode;
 
 use crate::backend::recorder::EventKind;
 use crate::backend::traits::{LoadRequest, RawBuf};
+use crate::crash::crash_point;
 use crate::engine::Shared;
 use crate::task::ShardError;
 
@@ -30,6 +31,7 @@ impl Batch {
     /// Queues the load of `key` into the slot this rank has just claimed, and
     /// returns a place in its audience.
     pub(crate) fn load(&mut self, key: ShardKey, loading: Loading) -> Result<Pending, ShardError> {
+        crash_point!(LoadClaimed);
         let shared = &self.shared;
         let cache = shared.attachment.cache();
         let pending = match cache.follow(&loading) {
@@ -54,11 +56,13 @@ impl Batch {
         self.requests.push(LoadRequest::new(key, buffer, move |result| {
             match result {
                 Ok(shard) => {
+                    crash_point!(LoadArrived);
                     owner.record(EventKind::Published, &key);
                     let length_bytes = u32::try_from(shard.len_bytes).unwrap_or(u32::MAX);
                     if let Some(pinned) =
                         owner.publish(loading, length_bytes, shard.checksum.unwrap_or(0))
                     {
+                        crash_point!(LoadPublished);
                         owner.attachment.cache().release(pinned);
                     }
                 }
@@ -80,6 +84,7 @@ impl Batch {
         if !self.requests.is_empty() {
             let requests = std::mem::replace(&mut self.requests, Vec::with_capacity(BATCH));
             self.shared.backend.submit(requests);
+            crash_point!(LoadSubmitted);
         }
     }
 }

@@ -15,6 +15,7 @@ use ucm_core::sync::AtomicU32;
 use ucm_posix::SystemWaiter;
 
 use crate::config::WaitMode;
+use crate::crash::crash_point;
 use crate::engine::{RunningConsumer, Shared};
 use crate::load::fetch::Batch;
 use crate::task::{ShardError, TaskState};
@@ -247,6 +248,7 @@ impl Transferrer {
                 Err(error) => Err(error.into()),
             };
             progress = true;
+            crash_point!(LoadCopied);
             self.shared.attachment.cache().release(copying.pinned);
             self.shared.budget.unpin();
             self.shared.end(&copying.task, copying.index, done);

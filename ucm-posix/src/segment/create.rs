@@ -8,6 +8,7 @@ use rustix::fs::OFlags;
 use ucm_core::segment::attach::{ControlPlane, SegmentIdentity};
 use ucm_core::segment::geometry::Geometry;
 
+use crate::crash::crash_point;
 use crate::error::{LockError, SegmentError, ShmError};
 use crate::fork::PrivateFd;
 use crate::identity::{fresh_nonce, unix_s};
@@ -56,6 +57,7 @@ impl Birth {
                 // Its last holder may have removed it while we opened it.
                 Some(lock) if is_named(file.anchor(), &path)? => {
                     let birth = Self { lock: Some(lock), file };
+                    crash_point!(CreateBirth);
                     let missing = stat_path(&control)?.is_none();
                     return Ok(missing.then_some(birth));
                 }
@@ -110,6 +112,7 @@ impl Newborn {
         let control_path = id.control_path(dir);
 
         let data = Draft::create(dir, &id.data_name(nonce), geometry.data_bytes)?;
+        crash_point!(CreateDrafted);
         let data_map = Mapping::new(data.fd(), &data_path, geometry.data_bytes, true)?;
         // Both before the first page: pages stay what and where they are.
         if options.huge_pages {
@@ -122,6 +125,7 @@ impl Newborn {
             data_map.populate();
         }
         data.reserve()?;
+        crash_point!(CreateReserved);
 
         let draft_name = id.control_draft_name(nonce);
         let control = Draft::create(dir, &draft_name, geometry.control_bytes)?;
@@ -143,6 +147,7 @@ impl Newborn {
         let file = Arc::new(LockFile::new(control.reopen(&control_path)?, control_path));
         let presence = file.lock(PRESENCE, Mode::Shared, LIFECYCLE_WAIT)?;
         let parts = Parts { plane, control: control_map, data: Some(data_map), file, presence };
+        crash_point!(CreateInitialised);
         Ok(Self { control, data, parts, data_path, data_linked: false })
     }
 
@@ -150,6 +155,7 @@ impl Newborn {
     pub(crate) fn link_data(&mut self) -> Result<(), SegmentError> {
         self.data.link(&self.data_path)?;
         self.data_linked = true;
+        crash_point!(CreateDataLinked);
         Ok(())
     }
 
@@ -170,6 +176,7 @@ impl Newborn {
                 return Err(error.into());
             }
         }
+        crash_point!(CreateControlLinked);
         // The drafts let go of their creation bytes only after this.
         let Self { parts, .. } = self;
         Ok(Some(Segment::new(parts, &options.dir, &options.id, true)))

@@ -8,6 +8,7 @@ use ucm_core::ptr::Region;
 use ucm_core::segment::attach::ControlPlane;
 use ucm_core::segment::geometry::SlotStride;
 
+use crate::crash::crash_point;
 use crate::error::{ForkedError, LockError, SegmentError};
 use crate::fork::ForkStamp;
 use crate::liveness::{ByteLock, LIFECYCLE, LIFECYCLE_WAIT, LockFile, Mode, USERS};
@@ -174,11 +175,14 @@ impl Segment {
 
     fn leave(&mut self) -> Result<(), LockError> {
         let lifecycle = self.file.lock(LIFECYCLE, Mode::Exclusive, LIFECYCLE_WAIT);
+        crash_point!(LeaveLocked);
         // Whether or not the last one can be found out: we are gone.
         self.presence = None;
+        crash_point!(LeaveAbsent);
         let _lifecycle = lifecycle?;
         let last = !self.file.is_held(USERS)?;
         if last && !self.plane.is_persistent() && self.is_linked()? {
+            crash_point!(LeaveLast);
             join::remove(&self.dir, &self.id, self.file.path(), Some(self.plane.nonce()))?;
         }
         Ok(())

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use ucm_core::segment::attach::ControlPlane;
 use ucm_core::segment::geometry::Geometry;
 
+use crate::crash::crash_point;
 use crate::error::{LockError, OsError, Refusal, SegmentError};
 use crate::fork::PrivateFd;
 use crate::identity::{boot_id, effective_uid};
@@ -139,11 +140,14 @@ fn attempt(
     let path = id.control_path(dir);
     let Some(fd) = open_control(&path, true)? else { return Ok(Attempt::Missing) };
     let file = Arc::new(LockFile::new(fd, path.clone()));
+    crash_point!(AttachOpened);
     let _lifecycle = file.lock(LIFECYCLE, Mode::Exclusive, LIFECYCLE_WAIT)?;
+    crash_point!(AttachLocked);
     if !is_named(file.anchor(), &path)? {
         return Ok(Attempt::Removed);
     }
     let presence = file.lock(PRESENCE, Mode::Shared, LIFECYCLE_WAIT)?;
+    crash_point!(AttachPresent);
     let peek = HeaderPeek::read(file.anchor(), &path)?;
     let expected = wanted.map(|(_, geometry)| geometry);
     let mapped =
@@ -156,6 +160,7 @@ fn attempt(
         });
     match mapped {
         Ok((plane, control, data)) => {
+            crash_point!(AttachChecked);
             let parts = Parts { plane, control, data, file, presence };
             Ok(Attempt::Joined(Box::new(Segment::new(parts, dir, id, false))))
         }
@@ -185,10 +190,12 @@ pub(crate) fn remove(
     nonce: Option<u64>,
 ) -> Result<(), OsError> {
     unlink(control_path)?;
-    match nonce {
-        Some(nonce) => unlink(&id.data_path(dir, nonce)),
-        None => Ok(()),
+    crash_point!(RemoveControlUnlinked);
+    if let Some(nonce) = nonce {
+        unlink(&id.data_path(dir, nonce))?;
     }
+    crash_point!(RemoveDone);
+    Ok(())
 }
 
 /// See [`Segment::open_or_create`].

@@ -14,6 +14,7 @@ use ucm_core::sync::{AtomicU32, Ordering};
 use super::layout::{BlockLayout, ShardEntry};
 use super::store::{Fsync, StoreDir, io_error, make_dir};
 use crate::backend::traits::BackendError;
+use crate::crash::crash_point;
 
 /// How far one shard of an unfinished block is.
 #[derive(Clone, Copy)]
@@ -88,6 +89,7 @@ impl Writer {
         }
         // Without the lock: the shards of a block are written side by side.
         let written = assembly.file.write_all_at(bytes, self.layout.shard_offset(key.shard));
+        crash_point!(FileShardWritten);
         let complete = {
             let mut shards = assembly.lock();
             if let Err(error) = written {
@@ -125,6 +127,7 @@ impl Writer {
             .map_err(|error| io_error("open", &self.dir.root().join("tmp"), &error))?;
         let shards = Mutex::new(vec![Progress::Missing; self.layout.shards_per_block as usize]);
         let made = Arc::new(Assembly { path, file, shards, renamed: AtomicU32::new(0) });
+        crash_point!(FileMade);
         made.file
             .set_len(self.layout.file_bytes())
             .map_err(|error| io_error("ftruncate", &made.path, &error))?;
@@ -145,6 +148,7 @@ impl Writer {
         let Assembly { path, file, .. } = assembly;
         file.write_all_at(&self.layout.encode(block, table), 0)
             .map_err(|error| io_error("pwrite", path, &error))?;
+        crash_point!(FileHeaderWritten);
         match self.fsync {
             Fsync::None => Ok(()),
             Fsync::Data => file.sync_data(),
@@ -155,6 +159,7 @@ impl Writer {
         // An existing file of that name holds the same block, and whoever has
         // it open keeps it.
         self.rename(path, &name).map_err(|error| io_error("rename", &name, &error))?;
+        crash_point!(FileRenamed);
         assembly.renamed.store(1, Ordering::Relaxed);
         if self.fsync == Fsync::Full {
             let parents = name.ancestors().skip(1).take(2);
