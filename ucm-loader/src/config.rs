@@ -61,9 +61,9 @@ pub struct LoaderConfig {
     /// Shards that are not READY yet, its own loads or others', that a rank
     /// may wait for at a time; by default as many as its share of the slots.
     pub lookahead: Option<u32>,
-    /// Tasks that may wait for dispatch.
+    /// Tasks that may wait for dispatch, rounded up to a power of two.
     pub waiting_queue_depth: u32,
-    /// Shards that may wait for transfer.
+    /// Shards that may wait for transfer, rounded up to a power of two.
     pub running_queue_depth: u32,
     /// Streams to copy to the device on.
     pub stream_number: u32,

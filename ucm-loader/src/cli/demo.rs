@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use comfy_table::Table;
 use serde::Serialize;
-use ucm_core::cache::Audit;
 use ucm_core::limits::MAX_SHARD_BYTES;
 use ucm_core::segment::geometry::SlotStride;
 
@@ -238,7 +237,7 @@ impl<'a> Demo<'a> {
         };
         let (cold, hot) = (phase("cold load")?, phase("hot load")?);
         let segment = self.scratch.segment()?;
-        let leaked_pins = Audit::new(&segment.plane()).pins();
+        let leaked_pins = Scratch::leaked_pins(&segment);
         drop(segment);
         fleet.stop()?;
         Ok((cold, hot, checked, leaked_pins))

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use serde::Serialize;
-use ucm_core::cache::Audit;
 use ucm_core::key::BlockId;
 use ucm_core::limits::MAX_SHARD_BYTES;
 use ucm_core::segment::geometry::SlotStride;
@@ -302,7 +301,7 @@ impl<'a> Replay<'a> {
     }
 
     fn finish(self, requests: &[Vec<u64>], wall: Duration) -> Result<Report, Failure> {
-        let leaked_pins = Audit::new(&self.segment.plane()).pins();
+        let leaked_pins = Scratch::leaked_pins(&self.segment);
         drop(self.segment);
         self.fleet.stop()?;
         let _alive = output::spinner("counting what the backend recorded".to_owned());

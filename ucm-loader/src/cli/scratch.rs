@@ -5,11 +5,16 @@
 //! and no other segment of the machine is ever touched.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
+use ucm_core::cache::Audit;
 use ucm_posix::{Segment, SegmentError, SegmentId, ShmDir};
 
 use crate::cli::Failure;
+
+/// How long pins may still be on their way back.
+const PIN_PATIENCE: Duration = Duration::from_secs(2);
 
 /// The id of the one segment in a private corner.
 const SEGMENT_ID: &str = "run";
@@ -50,6 +55,20 @@ impl Scratch {
     /// When there is none.
     pub fn segment(&self) -> Result<Segment, SegmentError> {
         Segment::join_existing(&ShmDir::new(self.shm.path()), &SegmentId::new(SEGMENT_ID)?)
+    }
+
+    /// Pins that somebody still holds although every task has ended. A rank's
+    /// last step after a task's end is to let go of its slots, so this looks
+    /// again for a moment before it calls them leaked.
+    pub fn leaked_pins(segment: &Segment) -> u64 {
+        let deadline = Instant::now() + PIN_PATIENCE;
+        loop {
+            let pins = Audit::new(&segment.plane()).pins();
+            if pins == 0 || Instant::now() >= deadline {
+                return pins;
+            }
+            std::thread::sleep(PIN_PATIENCE / 100);
+        }
     }
 
     /// A directory for files, made if need be.

@@ -1,4 +1,7 @@
-//! What a parent asks of a rank process, and what it answers: one JSON object a line.
+//! What a parent asks of a rank process, and what it answers.
+//!
+//! Through a channel, submissions and completions have a format of their own
+//! (`wire`); over standard streams everything is one JSON object a line.
 
 use std::path::PathBuf;
 
@@ -65,6 +68,18 @@ pub enum Command {
         /// Where.
         at: u64,
     },
+    /// How far a chain of blocks is known, in the cache and in the backend.
+    Lookup {
+        /// Which.
+        blocks: Vec<u64>,
+    },
+    /// Send a stream of tokens, as a model would; through a channel only.
+    Generate {
+        /// How many.
+        tokens: u32,
+        /// Time between two of them.
+        pause_us: u64,
+    },
     /// The engine's counters.
     Metrics,
     /// End everything and leave.
@@ -120,4 +135,10 @@ pub struct Done {
     pub verified_bytes: u64,
     /// Shards with a wrong byte.
     pub mismatched_shards: u64,
+    /// Of a lookup: blocks from the front that the cache has.
+    #[serde(default)]
+    pub ready_blocks: u64,
+    /// Of a lookup: blocks from the front that the cache or the backend has.
+    #[serde(default)]
+    pub found_blocks: u64,
 }
