@@ -14,6 +14,7 @@ pub mod board;
 pub mod chaos;
 pub mod keys;
 pub mod process;
+pub mod product;
 pub mod rank_process;
 pub mod rng;
 pub mod setup;

@@ -3,9 +3,10 @@
 use ucm_loader::rank::protocol::{Command, Done, Outcome};
 use ucm_posix::monotonic_ns;
 
+use crate::chaos::Run;
 use crate::chaos::traffic::{MAX_BLOCKS, Part};
-use crate::chaos::{Run, SHARDS_PER_BLOCK};
-use crate::rank_process::{End, RankProcess, Silence};
+use crate::product::SHARDS_PER_BLOCK;
+use crate::rank_process::{End, Silence};
 use crate::rng::Rng;
 
 /// What one keeper has counted.
@@ -77,8 +78,7 @@ impl<'a> Keeper<'a> {
         let one_in = 1 << (5 + self.rng.below(10));
         let crash = format!("*:{one_in}:{}", self.rng.number() >> 1);
         let target = &run.targets[self.rank as usize];
-        let started = RankProcess::start(&run.program, &run.setup, self.rank, Some(&crash), target);
-        let mut process = match started {
+        let mut process = match run.product.begin(self.rank, Some(&crash), target) {
             Ok(process) => process,
             Err(error) => {
                 self.tally.violations.push(format!("no process: {error}"));

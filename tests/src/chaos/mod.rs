@@ -16,16 +16,10 @@ pub mod traffic;
 pub mod verdict;
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tempfile::TempDir;
-use ucm_loader::LoaderConfig;
-use ucm_loader::backend::file::store::Fsync;
-use ucm_loader::rank::protocol::Setup;
-use ucm_posix::Segment;
-
+use crate::product::Product;
 use crate::rank_process::Target;
 use crate::rng::Rng;
 use blows::Stops;
@@ -33,14 +27,8 @@ use keeper::{Keeper, Tally};
 use traffic::Traffic;
 pub use verdict::Verdict;
 
-/// A shard is small: deaths a second are what counts here, not bytes.
-const SHARD_BYTES: u64 = 4096;
-/// Shards of a block.
-pub const SHARDS_PER_BLOCK: u64 = 4;
 /// Fewer than the traffic's blocks need, so that much is evicted and loaded again.
 const SLOTS: u64 = 2048;
-/// Shorter than a hang, much longer than any stall that may be.
-const TIMEOUT_MS: u64 = 4_000;
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -57,8 +45,7 @@ pub struct Options {
 
 /// What all threads of a run share.
 pub(crate) struct Run {
-    pub(crate) program: PathBuf,
-    pub(crate) setup: Setup,
+    pub(crate) product: Product,
     pub(crate) traffic: Traffic,
     pub(crate) stops: Stops,
     pub(crate) targets: Vec<Target>,
@@ -71,49 +58,17 @@ impl Run {
     }
 }
 
-fn setup(options: &Options, shm: &TempDir, store: &TempDir) -> Setup {
-    let config = LoaderConfig {
-        segment_id: "chaos".to_owned(),
-        shm_dir: shm.path().to_owned(),
-        capacity_bytes: SLOTS * SHARD_BYTES,
-        shard_bytes: SHARD_BYTES,
-        block_bytes: SHARDS_PER_BLOCK * SHARD_BYTES,
-        local_rank_size: options.ranks,
-        backend: format!("posix:{}", store.path().display()),
-        backend_workers: 2,
-        claim_window: Some(4),
-        running_queue_depth: 4096,
-        timeout_ms: TIMEOUT_MS,
-        // The backend's IO ends with its process: the lock byte, which is what
-        // says that it is dead, goes after its last thread.
-        io_quarantine_ms: Some(TIMEOUT_MS),
-        fsync: Fsync::None,
-        ..LoaderConfig::default()
-    };
-    let device_shards = 2 * traffic::MAX_BLOCKS as u64 * SHARDS_PER_BLOCK;
-    Setup { config, events_dir: None, device_shards, seed: options.seed }
-}
-
 /// Runs chaos and says what came of it.
 ///
 /// # Errors
 /// When it cannot be set up, in words.
 pub fn run(options: &Options) -> Result<Verdict, String> {
-    let temp = |parent: PathBuf| {
-        let made = tempfile::Builder::new().prefix("ucm-chaos-").tempdir_in(&parent);
-        made.map_err(|error| format!("a directory in {}: {error}", parent.display()))
-    };
-    let (shm, store) = (temp("/dev/shm".into())?, temp(std::env::temp_dir())?);
-    let setup = setup(options, &shm, &store);
-    let config = setup.config.clone().check().map_err(|error| error.to_string())?;
-    let segment_options = config.segment_options().map_err(|error| error.to_string())?;
+    let product = Product::new(options.program.clone(), options.ranks, SLOTS, options.seed)?;
     // Held from the beginning, so that it is one segment from first to last.
-    let segment = Segment::open_or_create(&segment_options).map_err(|error| error.to_string())?;
-    let segment = Arc::new(segment);
+    let segment = product.segment()?;
     let mut rng = Rng::new(options.seed);
     let run = Run {
-        program: options.program.clone(),
-        setup,
+        product,
         traffic: Traffic::new(options.seed, options.ranks),
         stops: Stops::default(),
         targets: (0..options.ranks).map(|_| Target::default()).collect(),

@@ -15,6 +15,8 @@ mod hammer;
 #[cfg(ucm_crash)]
 mod play;
 #[cfg(ucm_crash)]
+mod product;
+#[cfg(ucm_crash)]
 mod repair;
 #[cfg(ucm_crash)]
 mod scenario;
@@ -29,5 +31,7 @@ fn crash_points_are_a_separate_run_and_were_not_tested_in_this_one() {
         "NOT RUN HERE: death at each of the {} crash points; this build has none. To run it:\n    \
          RUSTFLAGS=\"--cfg ucm_crash\" cargo test -p ucm-tests --test crash_points",
         ucm_core::crash::Point::ALL.len()
+            + ucm_posix::crash::Point::ALL.len()
+            + ucm_loader::crash::Point::ALL.len()
     );
 }
