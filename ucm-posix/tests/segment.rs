@@ -177,6 +177,48 @@ fn another_version_is_refused_with_both_numbers() {
 }
 
 #[test]
+fn a_poisoned_segment_is_replaced_by_a_new_one_while_others_still_have_it() {
+    for persist in [false, true] {
+        let (_temp, dir) = scratch();
+        let options = SegmentOptions { persist, ..options(&dir) };
+        let old = Arc::new(Segment::open_or_create(&options).unwrap());
+        let rank = Attachment::join(Arc::clone(&old), Role::Rank, Some(0), None).unwrap();
+        let scout = Arc::new(Segment::join_existing(&dir, &options.id).unwrap());
+        old.plane().poison();
+        // Whoever is in it is told, whoever only looks is refused, whoever
+        // comes gets a new one, in which the same rank has its place.
+        assert!(matches!(
+            SegmentWatcher::open(&dir, &options.id),
+            Err(SegmentError::Refused { in_use: true, refusal: Refusal::Poisoned, .. })
+        ));
+        assert!(Attachment::join(scout, Role::Scout, None, None).is_err());
+        let new = Arc::new(Segment::open_or_create(&options).unwrap());
+        assert!(new.is_created() && new.plane().nonce() != old.plane().nonce());
+        assert!(!new.plane().is_poisoned() && !old.is_linked().unwrap());
+        let again = Attachment::join(Arc::clone(&new), Role::Rank, Some(0), None).unwrap();
+        // The old one goes with its last user and takes nothing of the new one along.
+        rank.leave();
+        drop(old);
+        assert!(new.is_linked().unwrap() && new.data_path().exists());
+        assert_eq!(names(&dir).len(), 2);
+        again.leave();
+    }
+}
+
+#[test]
+fn a_header_that_is_overwritten_while_in_use_does_not_mislead_whoever_leaves() {
+    let (_temp, dir) = scratch();
+    let segment = Segment::open_or_create(&options(&dir)).unwrap();
+    let data = segment.data_path();
+    // Nonce and flags: what is removed is what was made, and it is removed.
+    control(&dir).write_all_at(&[0xff; 16], 48).unwrap();
+    control(&dir).write_all_at(&[0xff; 4], 92).unwrap();
+    assert_eq!(segment.data_path(), data);
+    drop(segment);
+    assert!(names(&dir).is_empty(), "{:?}", names(&dir));
+}
+
+#[test]
 fn a_segment_of_another_boot_is_refused_and_replaced_when_nobody_is_there() {
     let (_temp, dir) = scratch();
     let mut actor = Actor::start("open", &dir.path, "persist");

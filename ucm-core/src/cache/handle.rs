@@ -39,6 +39,8 @@ pub enum JoinError {
         /// How many there are.
         local_rank_size: u32,
     },
+    /// The segment was found wrong while it was in use.
+    Poisoned,
     /// Every place is taken by a live participant.
     TableFull {
         /// How many places there are.
@@ -59,6 +61,7 @@ impl fmt::Display for JoinError {
                  so ranks are 0..={}",
                 local_rank_size.saturating_sub(1)
             ),
+            Self::Poisoned => f.write_str(crate::cache::POISONED),
             Self::TableFull { participants } => write!(
                 f,
                 "all {participants} places for participants are taken; raise `participants`"
@@ -90,6 +93,9 @@ impl<'m, H: Host> Cache<'m, H> {
         place: Place,
         who: Introduction,
     ) -> Result<Self, JoinError> {
+        if plane.is_poisoned() {
+            return Err(JoinError::Poisoned);
+        }
         let shape = plane.geometry().shape;
         let places = match place {
             Place::Rank(rank) if rank >= shape.local_rank_size => {

@@ -36,6 +36,8 @@ pub enum GetError {
     NothingEvictable,
     /// Both of the key's buckets are full of slots in use.
     BucketsPinned,
+    /// The segment was found wrong while it was in use.
+    Poisoned,
     /// This participant holds too many pins on the shard's slot.
     TooManyPins,
     /// The deadline passed while others kept changing the slot.
@@ -52,6 +54,7 @@ impl fmt::Display for GetError {
             Self::BucketsPinned => {
                 f.write_str("every slot that the key's index entry could use is pinned")
             }
+            Self::Poisoned => f.write_str(super::POISONED),
             Self::TooManyPins => write!(
                 f,
                 "more than {} pins of one participant on one slot",
@@ -72,6 +75,8 @@ pub enum WaitError {
     Failed(LoadErrorCode),
     /// The owner died; ask again, and be the next owner.
     OwnerDied,
+    /// The segment was found wrong while it was in use.
+    Poisoned,
     /// The deadline passed.
     Deadline,
 }
@@ -81,6 +86,7 @@ impl fmt::Display for WaitError {
         match self {
             Self::Failed(code) => write!(f, "the shard's load failed: {code}"),
             Self::OwnerDied => f.write_str("the rank that was loading the shard died"),
+            Self::Poisoned => f.write_str(super::POISONED),
             Self::Deadline => f.write_str("the deadline passed before the shard was loaded"),
         }
     }
@@ -111,6 +117,9 @@ impl<H: Host> Cache<'_, H> {
     /// As [`get`](Self::get), in the given mode.
     #[inline]
     pub fn get_with(&self, key: &ShardKey, mode: Mode, deadline_ns: u64) -> Result<Got, GetError> {
+        if self.plane.is_poisoned() {
+            return Err(GetError::Poisoned);
+        }
         let hash = key.hash();
         // The first attempt is the hot path and stands alone.
         match self.attempt(key, hash, mode)? {
@@ -154,6 +163,12 @@ impl<H: Host> Cache<'_, H> {
                 }
             }
             attempts += 1;
+            if attempts.is_multiple_of(ATTEMPTS_PER_LOOK) {
+                self.check_health();
+                if self.plane.is_poisoned() {
+                    return Err(GetError::Poisoned);
+                }
+            }
             if attempts.is_multiple_of(ATTEMPTS_PER_LOOK) && self.host.now_ns() > deadline_ns {
                 // Say what it was that took so long.
                 let error = if starved { GetError::NothingEvictable } else { GetError::Deadline };
@@ -343,6 +358,10 @@ impl<H: Host> Cache<'_, H> {
                 });
             }
             for (key, &hash) in chunk.iter().zip(&hashes) {
+                if self.plane.is_poisoned() {
+                    each(key, Err(GetError::Poisoned));
+                    continue;
+                }
                 let got = match self.attempt(key, hash, Mode::Cached) {
                     Ok(Attempt::Done(got)) => Ok(got),
                     Ok(other) => self.get_slowly(key, hash, Mode::Cached, deadline_ns, other),
@@ -445,6 +464,10 @@ impl<H: Host> Cache<'_, H> {
             // vain is it worth asking whether the owner still lives.
             if self.host.now_ns() - now_ns >= WAIT_SLICE_NS {
                 self.look_after_owner(&pending);
+                if self.plane.is_poisoned() {
+                    self.cancel(pending);
+                    return Err(WaitError::Poisoned);
+                }
             }
         }
     }
@@ -469,6 +492,7 @@ impl<H: Host> Cache<'_, H> {
 
     /// For a waiter whose slice ran out: if the load's owner is dead, reap it.
     pub fn look_after_owner(&self, pending: &Pending) {
+        self.check_health();
         let word = self.meta(pending.slot).load(Ordering::Acquire);
         let same = word.status() == Status::Loading && word.generation() == pending.generation;
         if let Some(owner) = word.owner().filter(|_| same)

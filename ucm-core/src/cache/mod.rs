@@ -27,3 +27,7 @@ pub use publish::Reaped;
 pub use reap::ReapOutcome;
 pub use token::{Got, Loading, Pending, Pinned, Progress};
 pub use watch::{Presence, Watcher};
+
+/// What is said of a poisoned segment, whatever was asked of it.
+const POISONED: &str = "the segment was found corrupt while in use; start the rank again, and it \
+                        makes a new one";

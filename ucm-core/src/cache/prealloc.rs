@@ -16,7 +16,8 @@ impl<H: Host> Cache<'_, H> {
     /// and not if the shard is known already or no slot is to be had.
     pub fn prepare_next(&self, key: &ShardKey) -> bool {
         let next = ShardKey::new(key.block, key.shard.saturating_add(1));
-        if next.shard >= self.plane.geometry().shape.shards_per_block {
+        let beyond = next.shard >= self.plane.geometry().shape.shards_per_block;
+        if beyond || self.plane.is_poisoned() {
             return false;
         }
         matches!(self.prepare(&next), Ok(true))

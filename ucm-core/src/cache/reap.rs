@@ -10,6 +10,7 @@ use crate::crash::crash_point;
 use crate::host::Host;
 use crate::participant::ParticipantId;
 use crate::segment::counters::Counter;
+use crate::segment::geometry::CacheShape;
 use crate::slot::meta::LoadErrorCode;
 use crate::slot::word::Status;
 use crate::sync::Ordering;
@@ -51,6 +52,7 @@ impl<H: Host> Cache<'_, H> {
     /// Reaps whoever is dead; returns how many that were. A live participant
     /// costs one look at its lock byte.
     pub fn reap_dead(&self) -> u32 {
+        self.check_health();
         let mut reaped = 0;
         for index in 0..self.plane.geometry().shape.participants {
             let Some(participant) = ParticipantId::new(index) else { break };
@@ -66,10 +68,14 @@ impl<H: Host> Cache<'_, H> {
 
     /// Undoes everything of `dead`. The caller holds its byte.
     pub(crate) fn repair(&self, dead: ParticipantId) {
-        let slot_count = self.plane.geometry().shape.slot_count;
+        let CacheShape { slot_count, participants, .. } = self.plane.geometry().shape;
         for slot in 0..slot_count {
             // Most slots are not its; one load tells.
-            if self.meta(slot).load(Ordering::Relaxed).owner() == Some(dead) {
+            let word = self.meta(slot).load(Ordering::Relaxed);
+            if !cfg!(ucm_loom) && !word.is_possible(participants) {
+                self.plane.poison();
+            }
+            if word.owner() == Some(dead) {
                 self.repair_slot(slot, dead);
                 crash_point!(ReapSlot);
             }

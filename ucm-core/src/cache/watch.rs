@@ -55,6 +55,9 @@ impl<'m> Watcher<'m> {
 impl ControlPlane<'_> {
     /// What the cache has of `key` now.
     pub fn probe(&self, key: &ShardKey) -> Presence {
+        if self.is_poisoned() {
+            return Presence::Absent;
+        }
         self.index
             .find(key.hash(), |slot| {
                 let meta = &self.slots[slot as usize];

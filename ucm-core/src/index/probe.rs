@@ -158,6 +158,19 @@ impl<'m> Index<'m> {
         }
     }
 
+    /// How many buckets there are.
+    pub(crate) fn bucket_count(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// Whether one of `buckets` (which exist) names a slot that does not.
+    pub(crate) fn has_stray_entry(&self, buckets: core::ops::Range<usize>) -> bool {
+        self.buckets[buckets].iter().flat_map(|bucket| &bucket.entries).any(|cell| {
+            let entry = Entry(cell.load(Ordering::Relaxed));
+            entry != Entry::EMPTY && entry.slot(self.slot_count).is_none()
+        })
+    }
+
     /// Every entry of the index with the slot it names, for an audit.
     pub(crate) fn all(&self) -> impl Iterator<Item = (u64, Option<u32>)> {
         let slot_count = self.slot_count;

@@ -7,7 +7,9 @@
 use crate::index::probe::prefetch;
 use crate::limits::MAX_PINS_PER_SLOT;
 use crate::participant::ParticipantId;
-use crate::sync::{AtomicU16, AtomicU32, Ordering};
+use crate::segment::header::Header;
+use crate::segment::health::poison;
+use crate::sync::{AtomicU16, Ordering};
 
 /// A view of the pins. `pins.len()` is `participants x row`.
 #[derive(Clone, Copy)]
@@ -15,7 +17,7 @@ pub(crate) struct PinTable<'m> {
     pins: &'m [AtomicU16],
     row: u32,
     participants: u32,
-    high_water: &'m AtomicU32,
+    header: &'m Header,
 }
 
 /// A participant may not hold more pins on one slot.
@@ -27,9 +29,9 @@ impl<'m> PinTable<'m> {
         pins: &'m [AtomicU16],
         row: u32,
         participants: u32,
-        high_water: &'m AtomicU32,
+        header: &'m Header,
     ) -> Self {
-        Self { pins, row, participants, high_water }
+        Self { pins, row, participants, header }
     }
 
     /// `slot` is below the slot count, which is at most `row`; participants
@@ -66,14 +68,34 @@ impl<'m> PinTable<'m> {
         // SYNC(pin): Release; pairs with the SeqCst (so Acquire) loads in
         // `any`: my reads of the bytes come before whoever overwrites them.
         let before = self.counter(me.index(), slot).fetch_sub(1, Ordering::Release);
-        debug_assert_ne!(before, 0, "a pin was given back twice");
+        if before == 0 {
+            self.take_back(me, slot);
+        }
+    }
+
+    /// There was no pin: a stray write, or one given back twice. Either way
+    /// nobody can tell any more what is held.
+    #[cold]
+    fn take_back(&self, me: ParticipantId, slot: u32) {
+        self.counter(me.index(), slot).fetch_add(1, Ordering::Relaxed);
+        poison(&self.header.health);
+    }
+
+    /// Whether evictors look at the row of `me`. The mark is only ever raised.
+    pub(crate) fn is_admitted(&self, me: ParticipantId) -> bool {
+        self.header.high_water.load(Ordering::Relaxed) > me.index() && !self.is_beyond_table()
+    }
+
+    /// Whether the mark is where no participant can be.
+    pub(crate) fn is_beyond_table(&self) -> bool {
+        self.header.high_water.load(Ordering::Relaxed) > self.participants
     }
 
     /// Participants that may have pinned anything so far.
     #[inline(always)]
     fn high_water(&self) -> u32 {
         // A claim from shared memory: never beyond the table.
-        self.high_water.load(Ordering::SeqCst).min(self.participants)
+        self.header.high_water.load(Ordering::SeqCst).min(self.participants)
     }
 
     /// Whether anybody holds `slot`.
@@ -98,7 +120,7 @@ impl<'m> PinTable<'m> {
 
     /// Room for `participant` in every check from now on. Comes before its first pin.
     pub(crate) fn admit(&self, participant: ParticipantId) {
-        self.high_water.fetch_max(participant.index() + 1, Ordering::SeqCst);
+        self.header.high_water.fetch_max(participant.index() + 1, Ordering::SeqCst);
     }
 
     /// Pins `participant` holds on `slot`.

@@ -14,8 +14,6 @@ use crate::slot::meta::SlotMeta;
 use crate::sync::{AtomicU8, AtomicU16, Ordering, wide_atomics_are_lock_free};
 
 const FLAG_PERSIST: u32 = 1;
-/// `Header::health`: the segment was found wrong while in use.
-const POISONED: u32 = 1;
 
 /// What a segment says of itself besides its shape.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -148,6 +146,17 @@ pub struct ControlPlane<'m> {
     pub(crate) pins: PinTable<'m>,
     pub(crate) access: &'m [AtomicU8],
     geometry: Geometry,
+    fixed: Fixed,
+}
+
+/// What the header said when it was checked, and what a stray write into it
+/// cannot change any more for this process.
+#[derive(Clone, Copy)]
+struct Fixed {
+    nonce: u64,
+    persist: bool,
+    created_unix_s: u64,
+    io_quarantine_ns: u64,
 }
 
 impl<'m> ControlPlane<'m> {
@@ -168,7 +177,13 @@ impl<'m> ControlPlane<'m> {
         unsafe {
             construct(&region, geometry)?;
         }
-        let plane = Self::view(region, geometry)?;
+        let fixed = Fixed {
+            nonce: identity.nonce,
+            persist: identity.persist,
+            created_unix_s: identity.created_unix_s,
+            io_quarantine_ns: identity.io_quarantine_ns,
+        };
+        let plane = Self::view(region, geometry, fixed)?;
         let shape = geometry.shape;
         let header = plane.header;
         let low = u64::from_le_bytes(first_half(&identity.boot_id));
@@ -256,10 +271,16 @@ impl<'m> ControlPlane<'m> {
                 mapped_bytes: region.len_bytes() as u64,
             });
         }
-        Ok(Self::view(region, &geometry)?)
+        let fixed = Fixed {
+            nonce: header.nonce.load(relaxed),
+            persist: header.flags.load(relaxed) & FLAG_PERSIST != 0,
+            created_unix_s: header.created_unix_s.load(relaxed),
+            io_quarantine_ns: header.io_quarantine_ns.load(relaxed),
+        };
+        Ok(Self::view(region, &geometry, fixed)?)
     }
 
-    fn view(region: Region<'m>, geometry: &Geometry) -> Result<Self, OutOfRegion> {
+    fn view(region: Region<'m>, geometry: &Geometry, fixed: Fixed) -> Result<Self, OutOfRegion> {
         let shape = &geometry.shape;
         let participants = u64::from(shape.participants);
         let slots = u64::from(shape.slot_count);
@@ -274,9 +295,10 @@ impl<'m> ControlPlane<'m> {
             counters: region.slice(geometry.counters_offset, participants)?,
             index: Index::new(buckets, shape.slot_count),
             slots: region.slice(geometry.slots_offset, slots)?,
-            pins: PinTable::new(pins, geometry.pin_row, shape.participants, &header.high_water),
+            pins: PinTable::new(pins, geometry.pin_row, shape.participants, header),
             access: region.slice(geometry.access_offset, slots)?,
             geometry: *geometry,
+            fixed,
         })
     }
 
@@ -287,27 +309,22 @@ impl<'m> ControlPlane<'m> {
 
     /// What ties the control plane to its data files.
     pub fn nonce(&self) -> u64 {
-        self.header.nonce.load(Ordering::Relaxed)
+        self.fixed.nonce
     }
 
     /// Whether the segment outlives its last participant.
     pub fn is_persistent(&self) -> bool {
-        self.header.flags.load(Ordering::Relaxed) & FLAG_PERSIST != 0
+        self.fixed.persist
     }
 
     /// When it was made, in seconds since 1970.
     pub fn created_unix_s(&self) -> u64 {
-        self.header.created_unix_s.load(Ordering::Relaxed)
+        self.fixed.created_unix_s
     }
 
     /// How long the slot of a dead loader stays untouched.
     pub fn io_quarantine_ns(&self) -> u64 {
-        self.header.io_quarantine_ns.load(Ordering::Relaxed)
-    }
-
-    /// Whether somebody found the segment wrong while using it.
-    pub fn is_poisoned(&self) -> bool {
-        self.header.health.load(Ordering::Acquire) == POISONED
+        self.fixed.io_quarantine_ns
     }
 
     /// What stands in a place of the participant table.
@@ -330,7 +347,8 @@ impl<'m> ControlPlane<'m> {
 
     /// The sum of a counter over all participants, past ones included.
     pub fn count(&self, counter: Counter) -> u64 {
-        self.counters.iter().map(|block| block.get(counter)).sum()
+        // Shared bytes are claims: a sum of nonsense is nonsense, and no panic.
+        self.counters.iter().fold(0, |sum, block| block.get(counter).wrapping_add(sum))
     }
 }
 

@@ -12,6 +12,8 @@ use crate::sync::{AtomicU32, AtomicU64};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"UCMCTRL1");
 /// Grows with every change of a shared layout or of what a field means.
 pub const ABI_VERSION: u32 = 1;
+/// `Header::health`: the segment was found wrong while in use.
+pub(crate) const HEALTH_POISONED: u32 = 1;
 
 /// Every shared structure of the cache.
 pub const LAYOUTS: [StructLayout; 5] = [

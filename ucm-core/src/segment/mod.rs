@@ -5,3 +5,4 @@ pub mod attach;
 pub mod counters;
 pub mod geometry;
 pub mod header;
+pub mod health;

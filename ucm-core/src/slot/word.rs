@@ -117,6 +117,20 @@ impl Word {
         Generation(self.0 >> GENERATION_SHIFT)
     }
 
+    /// Whether any move leads to this word, in a table of so many participants.
+    pub const fn is_possible(self, participants: u32) -> bool {
+        let owned = match self.owner() {
+            Some(owner) if owner.0 as u32 >= participants => return false,
+            owner => owner.is_some(),
+        };
+        match self.status() {
+            Status::Free | Status::Quarantined => !owned && !self.has_waiters(),
+            Status::Claimed | Status::Inserting => owned && !self.has_waiters(),
+            Status::Loading => owned,
+            Status::Ready | Status::Failed | Status::Prepared => !self.has_waiters(),
+        }
+    }
+
     /// The same word without the waiters bit.
     #[inline(always)]
     pub const fn without_waiters(self) -> Self {
@@ -251,6 +265,29 @@ mod tests {
                 assert_eq!(word.is_plain_ready(), plain, "{word:?}");
             }
         }
+    }
+
+    #[test]
+    fn every_move_of_a_possible_word_leads_to_a_possible_one() {
+        let me = ParticipantId(3);
+        let possible = |word: Word| word.is_possible(MAX_PARTICIPANTS);
+        assert!(possible(Word(0)));
+        for word in every_word().filter(|&word| possible(word)) {
+            assert!(possible(word.claimed(me)) && possible(word.reloading(me)));
+            assert!(possible(word.moved(Status::Claimed)) == word.owner().is_some());
+            assert!(possible(word.released(Status::Free)));
+            assert!(possible(word.released(Status::Quarantined)));
+            if word.status().is_evictable() {
+                assert!(possible(word.tagged(me)) && possible(word.untagged()));
+            }
+            if word.status() == Status::Loading {
+                assert!(possible(word.with_waiters()) && !word.is_possible(0));
+            }
+        }
+        assert!(!possible(Word::make(Status::Free, owner_bits(me), Generation(0))));
+        assert!(!possible(Word::make(Status::Loading, 0, Generation(0))));
+        assert!(!possible(Word::make(Status::Ready, 0, Generation(0)).with_waiters()));
+        assert!(!possible(Word::make(Status::Ready, 255 << OWNER_SHIFT, Generation(0))));
     }
 
     #[test]

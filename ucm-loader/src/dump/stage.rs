@@ -129,6 +129,7 @@ impl Stager {
                 match error {
                     WaitError::Failed(code) => ShardError::Load(code),
                     WaitError::OwnerDied => ShardError::OwnersDied { deaths: 1 },
+                    WaitError::Poisoned => ShardError::Cache(GetError::Poisoned),
                     _ => ShardError::Deadline,
                 }
             }),

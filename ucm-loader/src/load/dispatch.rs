@@ -16,6 +16,9 @@ use crate::task::{ShardError, TaskState};
 /// How long the dispatcher sleeps at most before it looks after the dead.
 const JANITOR_NS: u64 = 1_000_000_000;
 
+/// Slots and buckets that the janitor looks at a time: half a megabyte.
+const INSPECTED: u32 = 4096;
+
 /// The state of the dispatch thread.
 pub(crate) struct Dispatcher {
     shared: Arc<Shared>,
@@ -24,6 +27,8 @@ pub(crate) struct Dispatcher {
     batch: Batch,
     ranks_checked: bool,
     cleaned_ns: u64,
+    /// Slots and buckets below this were inspected in this round.
+    inspected: u32,
 }
 
 impl Dispatcher {
@@ -34,7 +39,7 @@ impl Dispatcher {
     ) -> Self {
         let batch = Batch::new(Arc::clone(&shared));
         let cleaned_ns = SystemWaiter.now_ns();
-        Self { shared, waiting, running, batch, ranks_checked: false, cleaned_ns }
+        Self { shared, waiting, running, batch, ranks_checked: false, cleaned_ns, inspected: 0 }
     }
 
     /// Runs until the engine stops.
@@ -44,6 +49,7 @@ impl Dispatcher {
             if let Some(task) = self.waiting.pop() {
                 self.check_ranks();
                 self.dispatch(&task);
+                self.clean();
                 continue;
             }
             if self.shared.is_stopping() {
@@ -54,7 +60,8 @@ impl Dispatcher {
         }
     }
 
-    /// About once a second, and only when there is nothing better to do.
+    /// About once a second: looks after the dead, and whether a part of the
+    /// segment is what it should be. Between two tasks at the earliest.
     fn clean(&mut self) {
         let now_ns = SystemWaiter.now_ns();
         if now_ns - self.cleaned_ns >= JANITOR_NS {
@@ -63,7 +70,23 @@ impl Dispatcher {
             if reaped > 0 {
                 tracing::info!(reaped, "reaped dead participants");
             }
+            self.inspect();
         }
+    }
+
+    /// The next part of the control plane, all of it in turn.
+    fn inspect(&mut self) {
+        let plane = self.shared.attachment.cache().plane();
+        let end = self.inspected.saturating_add(INSPECTED);
+        let known = plane.is_poisoned();
+        if !plane.inspect(self.inspected..end) && !known {
+            tracing::error!(
+                "the segment was found corrupt while in use; every request of every rank fails \
+                 from here on; ranks that start again make a new one"
+            );
+        }
+        let parts = plane.geometry().bucket_count.max(plane.geometry().shape.slot_count);
+        self.inspected = if end < parts { end } else { 0 };
     }
 
     /// Says once, with the first task, that the ranks are not those configured.

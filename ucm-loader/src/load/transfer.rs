@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use rustix::time::{ClockId, clock_gettime};
-use ucm_core::cache::{Got, Pending, Pinned, Progress, WaitError};
+use ucm_core::cache::{GetError, Got, Pending, Pinned, Progress, WaitError};
 use ucm_core::device::{CopyKind, CopyOp, Fence, QueueId};
 use ucm_core::host::Waiter;
 use ucm_core::limits::{MAX_OWNER_DEATHS, WAIT_SLICE_NS};
@@ -134,12 +134,14 @@ impl Transferrer {
     fn settle_waiting(&mut self) -> bool {
         let mut progress = false;
         let now_ns = SystemWaiter.now_ns();
+        let poisoned = self.shared.attachment.cache().plane().is_poisoned();
         let mut at = 0;
         while at < self.waiting.len() {
             let entry = &self.waiting[at];
             let cache = self.shared.attachment.cache();
             let loading = cache.poll(&entry.pending) == Progress::Loading;
-            let stopped = entry.task.stopped(now_ns);
+            let wrong = poisoned.then_some(ShardError::Cache(GetError::Poisoned));
+            let stopped = wrong.or_else(|| entry.task.stopped(now_ns));
             if loading && stopped.is_none() && !self.shared.is_stopping() {
                 at += 1;
                 continue;

@@ -167,13 +167,16 @@ fn attempt(
         Err(Failure::Other(error)) => Err(error),
         Err(Failure::Refused(refusal)) => {
             let in_use = presence.others_hold(USERS, &path)?;
+            // Whoever still has a poisoned one open keeps its memory until it
+            // leaves; the name is what the next ones need.
+            let in_the_way = in_use && !matches!(refusal, Refusal::Poisoned);
             let replaceable = refusal.allows_replacement(peek.is_persistent());
-            if wanted.is_none() || in_use || !replaceable {
+            if wanted.is_none() || in_the_way || !replaceable {
                 return Err(SegmentError::Refused { path, in_use, refusal });
             }
             tracing::warn!(
                 path = %path.display(), %refusal,
-                "a segment that nobody uses cannot be used any more; a new one takes its place"
+                in_use, "a segment that cannot be used any more; a new one takes its place"
             );
             remove(dir, id, &path, peek.nonce())?;
             Ok(Attempt::Removed)
