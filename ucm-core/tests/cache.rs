@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use ucm_core::cache::{
-    Audit, GetError, JoinError, Mode, Presence, Progress, ReapOutcome, WaitError,
+    Ask, Audit, GetError, JoinError, Mode, Pool, Presence, Progress, ReapOutcome, WaitError,
 };
 use ucm_core::segment::counters::Counter;
 use ucm_core::slot::meta::LoadErrorCode;
@@ -149,13 +149,30 @@ fn a_prepared_slot_is_taken_over_without_eviction() {
     heap.assert_sound();
 }
 
+const RELOAD: Ask = Ask { mode: Mode::Reload, pool: Pool::Ordinary };
+
+#[test]
+fn a_prefetch_may_use_the_reserve() {
+    let heap = HeapPlane::new(ucm_core::CacheShape { reserved_slots: 3, ..shape(4, 1) });
+    let rank = heap.rank(0);
+    let ahead = Ask { mode: Mode::Cached, pool: Pool::WithReserve };
+    for id in 0..4 {
+        match rank.get_with(&key(id), ahead, FAR_NS).unwrap() {
+            Got::Owner(loading) => rank.release(rank.publish(loading, 64, 0).unwrap()),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(Audit::new(&heap.plane()).census().ready, 4);
+    drop(rank);
+    heap.assert_sound();
+}
+
 #[test]
 fn backend_only_mode_reloads_while_nobody_else_is_copying() {
     let heap = HeapPlane::new(shape(4, 2));
     let (a, b) = (heap.rank(0), heap.rank(1));
     access(&a, &key(1));
-    let reload =
-        |rank: &Cache<'_, ThreadHost>| rank.get_with(&key(1), Mode::Reload, FAR_NS).unwrap();
+    let reload = |rank: &Cache<'_, ThreadHost>| rank.get_with(&key(1), RELOAD, FAR_NS).unwrap();
     let held = load(&b, &key(1));
     match reload(&a) {
         Got::Hit(pinned) => a.release(pinned), // b may be copying from it

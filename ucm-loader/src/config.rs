@@ -40,6 +40,13 @@ pub struct LoaderConfig {
     pub shard_bytes: u64,
     /// Bytes of a block: a multiple of `shard_bytes`.
     pub block_bytes: u64,
+    /// Bytes of each tensor that a shard is scattered over on the device, in
+    /// the order in which they lie in the shard; together `shard_bytes`.
+    /// Empty: a shard is one piece.
+    pub tensor_bytes: Vec<u64>,
+    /// Whether slots for the next shard of each block are prepared ahead: for
+    /// engines that load layer by layer.
+    pub prealloc: bool,
     /// Ranks of this node that share the cache.
     pub local_rank_size: u32,
     /// This process's rank on the node.
@@ -103,6 +110,8 @@ impl Default for LoaderConfig {
             reserved_slots: None,
             shard_bytes: 256 << 10,
             block_bytes: 2 << 20,
+            tensor_bytes: Vec::new(),
+            prealloc: true,
             local_rank_size: 1,
             rank: 0,
             device_id: None,

@@ -1,7 +1,7 @@
 //! The engine: one rank's cache, backend, device and pipelines, as a library.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use ucm_core::key::{BlockId, ShardKey};
 use ucm_core::ring::{Consumer, Producer, Ring, Slot};
 use ucm_core::rotation::RankCountMismatch;
 use ucm_core::slot::meta::LoadErrorCode;
-use ucm_core::{Loading, Role};
+use ucm_core::{DevicePtr, Loading, Role};
 use ucm_posix::{Attachment, JoinError, Segment, SegmentError};
 
 use crate::backend::recorder::{EventKind, EventLog};
@@ -25,7 +25,7 @@ use crate::load::budget::Budget;
 use crate::load::dispatch::Dispatcher;
 use crate::load::transfer::{Item, Transferrer};
 use crate::metrics::{Metrics, MetricsSnapshot};
-use crate::task::{ShardError, ShardTarget, TaskHandle, TaskState};
+use crate::task::{Destination, ShardError, ShardTarget, TaskHandle, TaskOptions, TaskState};
 
 /// One part in so many of a rank's slots is for dumps.
 const DUMP_PART: u32 = 4;
@@ -86,6 +86,16 @@ pub enum SubmitError {
         shards: usize,
         /// The queue's depth.
         depth: u32,
+    },
+    /// Not one address for each tensor of each shard.
+    #[error("{shards} shards of {tensors} tensors need {} addresses, {addresses} were given", shards * tensors)]
+    Addresses {
+        /// Shards of the task.
+        shards: usize,
+        /// Tensors of a shard.
+        tensors: usize,
+        /// Addresses that came.
+        addresses: usize,
     },
     /// The engine is shutting down.
     #[error("the engine is shutting down")]
@@ -195,7 +205,6 @@ pub struct Engine {
     dumper: Dumper,
     finished: Arc<CompletionFd>,
     threads: Vec<JoinHandle<()>>,
-    loads: AtomicU64,
 }
 
 fn ring<T>(depth: u32) -> SharedRing<T> {
@@ -275,7 +284,6 @@ impl Engine {
             waiting: Mutex::new(submit),
             finished,
             threads: Vec::new(),
-            loads: AtomicU64::new(0),
         };
         let dispatcher = Dispatcher::new(Arc::clone(&shared), take, hand);
         let transferrer = Transferrer::new(Arc::clone(&shared), receive, queues);
@@ -307,8 +315,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Loads shards into device memory. `event`, if given, is an event of the
-    /// device's framework that the copies wait for.
+    /// Loads shards into device memory, each in one piece.
     ///
     /// # Safety
     /// Every target must be `shard_bytes` of the engine's device, free for the
@@ -319,25 +326,42 @@ impl Engine {
     pub unsafe fn load(
         &self,
         shards: Vec<ShardTarget>,
-        event: Option<u64>,
+        options: &TaskOptions,
     ) -> Result<TaskHandle, SubmitError> {
-        let depth = self.shared.config.running_queue_depth;
-        if shards.len() > depth as usize {
-            return Err(SubmitError::TaskTooLarge { shards: shards.len(), depth });
-        }
-        if self.shared.is_stopping() {
-            return Err(SubmitError::ShuttingDown);
-        }
-        let timeout = self.shared.config.timeout;
-        let task = TaskState::new(shards, timeout, event, Arc::clone(&self.finished));
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if waiting.push(Arc::clone(&task)).is_err() {
-            return Err(SubmitError::QueueFull { depth: waiting.ring().capacity() });
-        }
-        drop(waiting);
-        self.loads.fetch_add(1, Ordering::Relaxed);
-        self.shared.submitted.ring();
-        Ok(TaskHandle { state: task, nudge: Arc::clone(&self.shared.dispatched) })
+        self.submit(shards, Destination::Contiguous, options)
+    }
+
+    /// Loads shards into device memory, each scattered over the tensors that
+    /// `tensor_bytes` of the configuration lists: `addresses` has one row of
+    /// them for each key. Pieces that touch on the device are one copy.
+    ///
+    /// # Safety
+    /// As for [`load`](Self::load), for every tensor of every row.
+    ///
+    /// # Errors
+    /// See [`SubmitError`].
+    pub unsafe fn load_tensors(
+        &self,
+        keys: &[ShardKey],
+        addresses: Vec<DevicePtr>,
+        options: &TaskOptions,
+    ) -> Result<TaskHandle, SubmitError> {
+        let (shards, destination) = self.rows(keys, addresses)?;
+        self.submit(shards, destination, options)
+    }
+
+    /// Brings shards from the backend into the host cache, ahead of a load.
+    /// It may use the reserve; cancelling the handle ends it.
+    ///
+    /// # Errors
+    /// See [`SubmitError`].
+    pub fn prefetch(
+        &self,
+        keys: &[ShardKey],
+        options: &TaskOptions,
+    ) -> Result<TaskHandle, SubmitError> {
+        let nowhere = |&key| ShardTarget { key, device: DevicePtr(0) };
+        self.submit(keys.iter().map(nowhere).collect(), Destination::Host, options)
     }
 
     /// Dumps shards from device memory into the cache and, behind that, to the
@@ -353,9 +377,70 @@ impl Engine {
     pub unsafe fn dump(
         &self,
         shards: Vec<ShardTarget>,
-        event: Option<u64>,
+        options: &TaskOptions,
     ) -> Result<TaskHandle, SubmitError> {
-        self.dumper.submit(shards, event)
+        self.dumper.submit(shards, Destination::Contiguous, options)
+    }
+
+    /// Dumps shards whose pieces lie in the tensors that `tensor_bytes` lists;
+    /// see [`load_tensors`](Self::load_tensors) and [`dump`](Self::dump).
+    ///
+    /// # Safety
+    /// As for [`dump`](Self::dump), for every tensor of every row.
+    ///
+    /// # Errors
+    /// See [`SubmitError`].
+    pub unsafe fn dump_tensors(
+        &self,
+        keys: &[ShardKey],
+        addresses: Vec<DevicePtr>,
+        options: &TaskOptions,
+    ) -> Result<TaskHandle, SubmitError> {
+        let (shards, destination) = self.rows(keys, addresses)?;
+        self.dumper.submit(shards, destination, options)
+    }
+
+    fn rows(
+        &self,
+        keys: &[ShardKey],
+        addresses: Vec<DevicePtr>,
+    ) -> Result<(Vec<ShardTarget>, Destination), SubmitError> {
+        let tensors = self.shared.config.tensor_bytes.len().max(1);
+        if addresses.len() != keys.len().saturating_mul(tensors) {
+            return Err(SubmitError::Addresses {
+                shards: keys.len(),
+                tensors,
+                addresses: addresses.len(),
+            });
+        }
+        let first = addresses.iter().step_by(tensors);
+        let shards =
+            keys.iter().zip(first).map(|(&key, &device)| ShardTarget { key, device }).collect();
+        Ok((shards, Destination::Tensors(addresses.into_boxed_slice())))
+    }
+
+    fn submit(
+        &self,
+        shards: Vec<ShardTarget>,
+        destination: Destination,
+        options: &TaskOptions,
+    ) -> Result<TaskHandle, SubmitError> {
+        let depth = self.shared.config.running_queue_depth;
+        if shards.len() > depth as usize {
+            return Err(SubmitError::TaskTooLarge { shards: shards.len(), depth });
+        }
+        if self.shared.is_stopping() {
+            return Err(SubmitError::ShuttingDown);
+        }
+        let (timeout, finished) = (self.shared.config.timeout, Arc::clone(&self.finished));
+        let task = TaskState::new(shards, destination, options, timeout, finished);
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.push(Arc::clone(&task)).is_err() {
+            return Err(SubmitError::QueueFull { depth: waiting.ring().capacity() });
+        }
+        drop(waiting);
+        self.shared.submitted.ring();
+        Ok(TaskHandle { state: task, nudge: Arc::clone(&self.shared.dispatched) })
     }
 
     /// How many blocks of a chain are in the host cache, and how many in it or

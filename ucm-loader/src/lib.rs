@@ -7,6 +7,7 @@
 //! recomputed, and traffic that can be repeated.
 
 pub mod backend;
+pub mod channel;
 pub mod cli;
 pub mod completion;
 pub mod config;
@@ -21,8 +22,11 @@ pub(crate) mod load;
 pub mod metrics;
 pub mod rank;
 pub mod replay;
+pub(crate) mod scatter;
 pub mod task;
 
 pub use config::{Config, LoaderConfig};
 pub use engine::{Engine, Parts, Prefix, StartError, SubmitError};
-pub use task::{ShardError, ShardFailure, ShardTarget, TaskHandle, TaskReport, TaskStatus};
+pub use task::{
+    ShardError, ShardFailure, ShardTarget, TaskHandle, TaskOptions, TaskReport, TaskStatus,
+};

@@ -25,6 +25,29 @@ pub struct ShardTarget {
     pub device: DevicePtr,
 }
 
+/// How a task is run.
+#[derive(Clone, Debug, Default)]
+pub struct TaskOptions {
+    /// An event of the device's framework that the copies wait for.
+    pub event: Option<u64>,
+    /// How long the task may take; the engine's `timeout_ms` without.
+    pub timeout: Option<Duration>,
+    /// Load from the backend although the cache has it, as long as no other
+    /// rank is copying from it (what is there is then replaced).
+    pub backend_only: bool,
+}
+
+/// What becomes of a shard once it is READY.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Destination {
+    /// One piece, at each shard's own address.
+    Contiguous,
+    /// `tensors` pieces a shard, each at an address of its own, row after row.
+    Tensors(Box<[DevicePtr]>),
+    /// It stays in the host cache.
+    Host,
+}
+
 /// Why one shard of a task did not make it. It fails no other.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -128,6 +151,8 @@ pub(crate) struct TaskState {
     pub(crate) shards: Vec<ShardTarget>,
     pub(crate) deadline_ns: u64,
     pub(crate) event: Option<u64>,
+    pub(crate) backend_only: bool,
+    pub(crate) destination: Destination,
     /// Shards that have not ended; the futex word of `wait`.
     remaining: AtomicU32,
     cancelled: AtomicBool,
@@ -141,17 +166,21 @@ pub(crate) struct TaskState {
 impl TaskState {
     pub(crate) fn new(
         shards: Vec<ShardTarget>,
-        timeout: Duration,
-        event: Option<u64>,
+        destination: Destination,
+        options: &TaskOptions,
+        default_timeout: Duration,
         finished: Arc<CompletionFd>,
     ) -> Arc<Self> {
+        let timeout = options.timeout.unwrap_or(default_timeout);
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         // Task sizes are checked against the queue's depth, far below 2^32.
         let remaining = AtomicU32::new(shards.len() as u32);
         let task = Arc::new(Self {
             shards,
             deadline_ns: SystemWaiter.now_ns().saturating_add(timeout_ns),
-            event,
+            event: options.event,
+            backend_only: options.backend_only,
+            destination,
             remaining,
             cancelled: AtomicBool::new(false),
             hits: AtomicU64::new(0),

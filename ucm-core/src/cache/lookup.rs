@@ -26,6 +26,20 @@ pub enum Mode {
     Reload,
 }
 
+/// How a shard is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ask {
+    /// How a READY shard is treated.
+    pub mode: Mode,
+    /// Which slots may give way if it is not there.
+    pub pool: Pool,
+}
+
+impl Ask {
+    /// A hit is a hit, and the reserve stays alone.
+    pub const PLAIN: Self = Self { mode: Mode::Cached, pool: Pool::Ordinary };
+}
+
 /// Why a get returned nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -111,20 +125,20 @@ impl<H: Host> Cache<'_, H> {
     /// tries until `deadline_ns` (on the host's clock).
     #[inline]
     pub fn get(&self, key: &ShardKey, deadline_ns: u64) -> Result<Got, GetError> {
-        self.get_with(key, Mode::Cached, deadline_ns)
+        self.get_with(key, Ask::PLAIN, deadline_ns)
     }
 
-    /// As [`get`](Self::get), in the given mode.
+    /// As [`get`](Self::get), asked for in the given way.
     #[inline]
-    pub fn get_with(&self, key: &ShardKey, mode: Mode, deadline_ns: u64) -> Result<Got, GetError> {
+    pub fn get_with(&self, key: &ShardKey, ask: Ask, deadline_ns: u64) -> Result<Got, GetError> {
         if self.plane.is_poisoned() {
             return Err(GetError::Poisoned);
         }
         let hash = key.hash();
         // The first attempt is the hot path and stands alone.
-        match self.attempt(key, hash, mode)? {
+        match self.attempt(key, hash, ask.mode)? {
             Attempt::Done(got) => Ok(got),
-            other => self.get_slowly(key, hash, mode, deadline_ns, other),
+            other => self.get_slowly(key, hash, ask, deadline_ns, other),
         }
     }
 
@@ -133,7 +147,7 @@ impl<H: Host> Cache<'_, H> {
         &self,
         key: &ShardKey,
         hash: KeyHash,
-        mode: Mode,
+        ask: Ask,
         deadline_ns: u64,
         mut outcome: Attempt,
     ) -> Result<Got, GetError> {
@@ -154,7 +168,7 @@ impl<H: Host> Cache<'_, H> {
                     self.host.pause(u64::from(self.me.index() + 1) * 500);
                 }
                 Attempt::Absent => {
-                    let insertion = self.insert(key, hash, Pool::Ordinary, deadline_ns)?;
+                    let insertion = self.insert(key, hash, ask.pool, deadline_ns)?;
                     starved = matches!(insertion, Insertion::NoSlot);
                     if let Insertion::Owner(loading) = insertion {
                         self.add(Counter::Owned, 1);
@@ -174,7 +188,7 @@ impl<H: Host> Cache<'_, H> {
                 let error = if starved { GetError::NothingEvictable } else { GetError::Deadline };
                 return Err(error);
             }
-            outcome = self.attempt(key, hash, mode)?;
+            outcome = self.attempt(key, hash, ask.mode)?;
         }
     }
 
@@ -364,7 +378,7 @@ impl<H: Host> Cache<'_, H> {
                 }
                 let got = match self.attempt(key, hash, Mode::Cached) {
                     Ok(Attempt::Done(got)) => Ok(got),
-                    Ok(other) => self.get_slowly(key, hash, Mode::Cached, deadline_ns, other),
+                    Ok(other) => self.get_slowly(key, hash, Ask::PLAIN, deadline_ns, other),
                     Err(error) => Err(error),
                 };
                 each(key, got);

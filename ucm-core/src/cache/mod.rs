@@ -20,9 +20,10 @@ pub mod token;
 pub mod touch;
 pub mod watch;
 
+pub use crate::evict::clock::Pool;
 pub use audit::{Audit, Census, Violation};
 pub use handle::{Cache, JoinError, Place};
-pub use lookup::{GetError, Mode, WaitError};
+pub use lookup::{Ask, GetError, Mode, WaitError};
 pub use publish::Reaped;
 pub use reap::ReapOutcome;
 pub use token::{Got, Loading, Pending, Pinned, Progress};

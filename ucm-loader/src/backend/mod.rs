@@ -1,6 +1,6 @@
 //! Where shards come from and go to: the trait, its implementations, its middlewares.
 //!
-//! [`traits`] is the contract, [`error`] what may go wrong. [`file`] keeps
+//! [`traits`] is the contract, [`error`] what may go wrong. [`mod@file`] keeps
 //! block files in a directory, [`memory`] keeps blocks in a shared file of its
 //! own. Both are blocking stores that [`threaded`] turns into backends with a
 //! [`pool`]. [`recorder`] and [`fault`] wrap any backend: the first writes down

@@ -72,6 +72,10 @@ pub struct Config {
     pub block_bytes: u64,
     /// Shards of a block.
     pub shards_per_block: u32,
+    /// Bytes of each tensor of a shard; empty when it is one piece.
+    pub tensor_bytes: Vec<u64>,
+    /// Whether the next shards' slots are prepared ahead.
+    pub prealloc: bool,
     /// Ranks of this node.
     pub local_rank_size: u32,
     /// This process's rank, below `local_rank_size`.
@@ -160,6 +164,7 @@ impl LoaderConfig {
     pub fn check(self) -> Result<Config, ConfigError> {
         self.check_names()?;
         let shards_per_block = self.shards_per_block()?;
+        self.check_tensors()?;
         self.check_ranks()?;
         let (slot_count, reserved_slots) = self.slots()?;
         self.check_counts()?;
@@ -187,6 +192,8 @@ impl LoaderConfig {
             slot_count,
             reserved_slots,
             shards_per_block,
+            tensor_bytes: self.tensor_bytes,
+            prealloc: self.prealloc,
             claim_window,
             lookahead,
             device_id: self.device_id.unwrap_or(self.rank),
@@ -211,6 +218,17 @@ impl LoaderConfig {
             rotate: self.rotate,
             wait_mode: self.wait_mode,
         })
+    }
+
+    /// Tensors must make up the shard, exactly.
+    fn check_tensors(&self) -> Result<(), ConfigError> {
+        let sum = self.tensor_bytes.iter().fold(0_u64, |sum, bytes| sum.saturating_add(*bytes));
+        let whole = self.tensor_bytes.is_empty()
+            || (sum == self.shard_bytes && !self.tensor_bytes.contains(&0));
+        if whole {
+            return Ok(());
+        }
+        Err(ConfigError::Tensors { sum_bytes: sum, shard_bytes: self.shard_bytes })
     }
 
     fn check_names(&self) -> Result<(), ConfigError> {

@@ -17,6 +17,17 @@ pub enum ConfigError {
     /// A source has an unknown key or a value of another type.
     #[error("{0}; correct or remove the key")]
     Source(#[source] Box<figment::Error>),
+    /// The tensors of a shard are not the shard.
+    #[error(
+        "tensor_bytes: the tensors are {sum_bytes} bytes together (each at least one), \
+         a shard has shard_bytes = {shard_bytes}; list every tensor of a shard once"
+    )]
+    Tensors {
+        /// What they come to.
+        sum_bytes: u64,
+        /// What they should.
+        shard_bytes: u64,
+    },
     /// A number outside its limits.
     #[error("{key} = {value} is outside {min}..={max}; {remedy}")]
     OutOfRange {

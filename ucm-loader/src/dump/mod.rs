@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use crate::completion::CompletionFd;
 use crate::engine::{Shared, StartError, SubmitError};
 use crate::load::budget::Budget;
-use crate::task::{ShardError, ShardTarget, TaskHandle, TaskState};
+use crate::task::{Destination, ShardError, ShardTarget, TaskHandle, TaskOptions, TaskState};
 use stage::Stager;
 
 /// The dump pipeline of an engine.
@@ -55,12 +55,13 @@ impl Dumper {
     pub(crate) fn submit(
         &self,
         shards: Vec<ShardTarget>,
-        event: Option<u64>,
+        destination: Destination,
+        options: &TaskOptions,
     ) -> Result<TaskHandle, SubmitError> {
         let tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(tasks) = tasks.as_ref() else { return Err(SubmitError::ShuttingDown) };
-        let timeout = self.shared.config.timeout;
-        let task = TaskState::new(shards, timeout, event, Arc::clone(&self.finished));
+        let (timeout, finished) = (self.shared.config.timeout, Arc::clone(&self.finished));
+        let task = TaskState::new(shards, destination, options, timeout, finished);
         match tasks.try_send(Arc::clone(&task)) {
             Ok(()) => Ok(TaskHandle { state: task, nudge: Arc::clone(&self.shared.dispatched) }),
             Err(TrySendError::Full(_)) => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ucm_core::cache::{GetError, Got, Pinned};
-use ucm_core::device::{CopyKind, CopyOp, DeviceError, QueueId};
+use ucm_core::device::{CopyKind, DeviceError, QueueId};
 use ucm_core::host::Waiter;
 use ucm_core::limits::MAX_OWNER_DEATHS;
 use ucm_core::segment::counters::Counter;
@@ -18,6 +18,7 @@ use crate::crash::crash_point;
 use crate::dump::blocks::Blocks;
 use crate::engine::Shared;
 use crate::load::budget::Budget;
+use crate::scatter;
 use crate::task::{ShardError, TaskState};
 
 /// Does the work of the dump thread.
@@ -160,22 +161,28 @@ impl Stager {
         let shared = &self.shared;
         let missing = ShardError::Load(LoadErrorCode::BAD_OBJECT);
         let host = shared.slot_ptr(slot).ok_or(missing)?;
-        let op = CopyOp {
-            kind: CopyKind::DeviceToHost,
-            host: host.as_ptr(),
-            device: task.shards[index].device,
-            len_bytes: shared.config.shard_bytes,
-        };
+        let config = &shared.config;
+        let mut copies = Vec::new();
+        scatter::copies(
+            CopyKind::DeviceToHost,
+            task,
+            index,
+            host.as_ptr(),
+            config.shard_bytes,
+            &config.tensor_bytes,
+            &mut copies,
+        );
         if let Some(event) = task.event {
             shared.device.queue_wait_raw(self.queue, event)?;
         }
         // SAFETY: the slot is LOADING and this rank's until it is published
-        // or abandoned, after the wait below; the device range is the
+        // or abandoned, after the wait below; the device ranges are the
         // submitter's word (`Engine::dump`).
-        unsafe { shared.device.copy_batch(self.queue, &[op]) }?;
+        unsafe { shared.device.copy_batch(self.queue, &copies) }?;
         let fence = shared.device.record(self.queue)?;
         shared.device.wait(fence)?;
-        shared.metrics.add(|m| &m.d2h_bytes, op.len_bytes);
+        let copied_bytes = copies.iter().map(|op| op.len_bytes).sum();
+        shared.metrics.add(|m| &m.d2h_bytes, copied_bytes);
         if !shared.config.checksum {
             return Ok(0);
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ucm_core::cache::{GetError, Got};
+use ucm_core::cache::{Ask, GetError, Got, Mode, Pool};
 use ucm_core::host::Waiter;
 use ucm_core::rotation::{RankCountMismatch, Rotation};
 use ucm_posix::SystemWaiter;
@@ -11,7 +11,7 @@ use ucm_posix::SystemWaiter;
 use crate::engine::{RunningProducer, Shared, WaitingConsumer};
 use crate::load::fetch::Batch;
 use crate::load::transfer::{Item, Stage};
-use crate::task::{ShardError, TaskState};
+use crate::task::{Destination, ShardError, TaskState};
 
 /// How long the dispatcher sleeps at most before it looks after the dead.
 const JANITOR_NS: u64 = 1_000_000_000;
@@ -115,6 +115,24 @@ impl Dispatcher {
         }
         self.batch.submit();
         self.shared.dispatched.ring();
+        self.prepare_next(task);
+    }
+
+    /// While nothing else is to be done: slots for the shards that follow the
+    /// task's in their blocks, so that the next task (of the next layer) finds
+    /// them without evicting anything. What the task has itself is known
+    /// already, and past a block's end there is nothing.
+    fn prepare_next(&mut self, task: &TaskState) {
+        if !self.shared.config.prealloc {
+            return;
+        }
+        let cache = self.shared.attachment.cache();
+        for target in &task.shards {
+            if !self.waiting.is_empty() || self.shared.is_stopping() {
+                return;
+            }
+            cache.prepare_next(&target.key);
+        }
     }
 
     /// Brings one shard to the transfer stage, or says why not.
@@ -139,13 +157,20 @@ impl Dispatcher {
         }
         let key = task.shards[index].key;
         let cache = self.shared.attachment.cache();
-        let got = match cache.get(&key, 0) {
+        let ask = Ask {
+            mode: if task.backend_only { Mode::Reload } else { Mode::Cached },
+            pool: match task.destination {
+                Destination::Host => Pool::WithReserve,
+                _ => Pool::Ordinary,
+            },
+        };
+        let got = match cache.get_with(&key, ask, 0) {
             // Every slot is in use, perhaps by loads of ours that the backend
             // does not know of yet: hand them over before waiting for room.
             Err(GetError::NothingEvictable | GetError::Deadline) => {
                 self.batch.submit();
                 self.shared.dispatched.ring();
-                cache.get(&key, task.deadline_ns)
+                cache.get_with(&key, ask, task.deadline_ns)
             }
             got => got,
         };

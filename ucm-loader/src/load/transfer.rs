@@ -18,7 +18,8 @@ use crate::config::WaitMode;
 use crate::crash::crash_point;
 use crate::engine::{RunningConsumer, Shared};
 use crate::load::fetch::Batch;
-use crate::task::{ShardError, TaskState};
+use crate::scatter;
+use crate::task::{Destination, ShardError, TaskState};
 
 /// Where a shard is when it comes from the dispatcher.
 pub(crate) enum Stage {
@@ -79,6 +80,8 @@ pub(crate) struct Transferrer {
     next_queue: usize,
     waiting: Vec<Waiting>,
     copying: VecDeque<Copying>,
+    /// The copies of one shard, kept for its memory.
+    copies: Vec<CopyOp>,
     batch: Batch,
 }
 
@@ -92,6 +95,7 @@ impl Transferrer {
             next_queue: 0,
             waiting: Vec::new(),
             copying: VecDeque::new(),
+            copies: Vec::new(),
             batch,
         }
     }
@@ -199,6 +203,12 @@ impl Transferrer {
     }
 
     fn copy(&mut self, task: Arc<TaskState>, index: usize, pinned: Pinned) {
+        if task.destination == Destination::Host {
+            // A prefetch: READY is all it wanted.
+            self.shared.attachment.cache().release(pinned);
+            self.shared.budget.unpin();
+            return self.shared.end(&task, index, Ok(()));
+        }
         let queue = self.queues[self.next_queue];
         self.next_queue = (self.next_queue + 1) % self.queues.len();
         match self.submit_copy(queue, &task, index, &pinned) {
@@ -211,7 +221,7 @@ impl Transferrer {
     }
 
     fn submit_copy(
-        &self,
+        &mut self,
         queue: QueueId,
         task: &TaskState,
         index: usize,
@@ -221,19 +231,24 @@ impl Transferrer {
         let Some(slot) = shared.slot_ptr(pinned.slot()) else {
             return Err(ShardError::Load(ucm_core::slot::meta::LoadErrorCode::BAD_OBJECT));
         };
-        let op = CopyOp {
-            kind: CopyKind::HostToDevice,
-            host: slot.as_ptr(),
-            device: task.shards[index].device,
-            len_bytes: shared.config.shard_bytes,
-        };
+        let config = &shared.config;
+        scatter::copies(
+            CopyKind::HostToDevice,
+            task,
+            index,
+            slot.as_ptr(),
+            config.shard_bytes,
+            &config.tensor_bytes,
+            &mut self.copies,
+        );
         if let Some(event) = task.event {
             shared.device.queue_wait_raw(queue, event)?;
         }
         // SAFETY: the slot is READY and pinned until the fence is done; the
-        // device range is the submitter's word (`Engine::load`).
-        unsafe { shared.device.copy_batch(queue, &[op]) }?;
-        shared.metrics.add(|m| &m.h2d_bytes, op.len_bytes);
+        // device ranges are the submitter's word (`Engine::load`).
+        unsafe { shared.device.copy_batch(queue, &self.copies) }?;
+        let copied_bytes = self.copies.iter().map(|op| op.len_bytes).sum();
+        shared.metrics.add(|m| &m.h2d_bytes, copied_bytes);
         Ok(shared.device.record(queue)?)
     }
 

@@ -14,7 +14,7 @@ use crate::engine::{Engine, Parts, SubmitError};
 use crate::rank::device::DeviceMemory;
 use crate::rank::protocol::{Command, Done, Outcome, Setup};
 use crate::replay::trace::block_id;
-use crate::task::{ShardTarget, TaskHandle};
+use crate::task::{ShardTarget, TaskHandle, TaskOptions};
 
 /// How long a rank waits for its backend when it is told to stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(30);
@@ -176,7 +176,7 @@ impl Rank {
     fn load(&self, blocks: &[BlockId], at: u64) -> Result<Done, String> {
         let began_ns = monotonic_ns();
         // SAFETY: the range was checked, and is this command's alone.
-        let task = unsafe { self.engine.load(self.targets(blocks, at), None) };
+        let task = unsafe { self.engine.load(self.targets(blocks, at), &TaskOptions::default()) };
         self.finish(began_ns, task)
     }
 
@@ -186,7 +186,7 @@ impl Rank {
         }
         let began_ns = monotonic_ns();
         // SAFETY: as in `load`.
-        let task = unsafe { self.engine.dump(self.targets(blocks, at), None) };
+        let task = unsafe { self.engine.dump(self.targets(blocks, at), &TaskOptions::default()) };
         self.finish(began_ns, task)
     }
 

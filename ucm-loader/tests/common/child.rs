@@ -167,6 +167,19 @@ impl RankProcess {
         }
     }
 
+    /// Threads of its backend that are inside the store's latency: asleep in
+    /// the kernel on a clock, and so past the point where they read it.
+    pub fn loads_asleep(&self) -> usize {
+        let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.pid())) else { return 0 };
+        let nanosleep = format!("{} ", libc::SYS_clock_nanosleep);
+        let read = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+        threads
+            .map(|thread| thread.unwrap().path())
+            .filter(|thread| read(thread.join("comm")).starts_with("ucm_io"))
+            .filter(|thread| read(thread.join("syscall")).starts_with(&nanosleep))
+            .count()
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -7,7 +7,7 @@ use ucm_core::device::{Device, HostDevice};
 use ucm_loader::backend::open::open;
 use ucm_loader::backend::traits::Backend;
 use ucm_loader::engine::{Parts, StartError, SubmitError};
-use ucm_loader::{Engine, LoaderConfig, TaskHandle, content};
+use ucm_loader::{Engine, LoaderConfig, TaskHandle, TaskOptions, TaskReport, content};
 
 use super::{Memory, SEED, WATCHDOG};
 
@@ -61,7 +61,7 @@ impl Rank {
         (at..at + keys.len()).for_each(|at| self.memory.set(at, content::poison));
         // SAFETY: the targets are in memory that outlives the engine, and the
         // tests do not touch them before the task has ended.
-        unsafe { self.engine.load(self.memory.targets(keys, at), None) }
+        unsafe { self.engine.load(self.memory.targets(keys, at), &TaskOptions::default()) }
     }
 
     /// Dumps `keys` from the front of the memory, filled with what they hold.
@@ -77,7 +77,7 @@ impl Rank {
             self.memory.set(at, |bytes| content::fill(bytes, SEED, key, 0));
         }
         // SAFETY: as in `try_load`.
-        unsafe { self.engine.dump(self.memory.targets(keys, at), None) }.unwrap()
+        unsafe { self.engine.dump(self.memory.targets(keys, at), &TaskOptions::default()) }.unwrap()
     }
 
     /// Whether shard `at` of the memory holds `key`, every byte of it.
@@ -98,6 +98,17 @@ impl Rank {
     pub fn load_right(&self, keys: &[ShardKey]) -> ucm_loader::TaskReport {
         let report = self.load(keys).wait(WATCHDOG).unwrap();
         assert_eq!(report.failures, []);
+        self.assert_holds(keys);
+        report
+    }
+
+    /// The same in another way.
+    #[track_caller]
+    pub fn load_with(&self, keys: &[ShardKey], options: &TaskOptions) -> TaskReport {
+        (0..keys.len()).for_each(|at| self.memory.set(at, content::poison));
+        // SAFETY: as in `try_load`.
+        let task = unsafe { self.engine.load(self.memory.targets(keys, 0), options) }.unwrap();
+        let report = task.wait(WATCHDOG).unwrap();
         self.assert_holds(keys);
         report
     }

@@ -9,3 +9,4 @@ mod limits;
 mod loads;
 mod processes;
 mod tasks;
+mod ways;

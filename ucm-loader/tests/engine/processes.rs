@@ -53,6 +53,8 @@ fn when_the_owner_is_killed_the_survivor_loads_each_shard_once_and_a_new_rank_jo
     let mut owner = RankProcess::try_start(&config, 1, Some(events.clone())).unwrap();
     owner.begin(Command::Load { blocks: blocks(0..2), at: 0 });
     until("its loads are under way", || corner.look().1.loading == 4);
+    // Only a load that has begun to wait keeps waiting when the latency goes.
+    until("both its workers are at one", || owner.loads_asleep() == 2);
     let survivor = Rank::start(config.clone(), 0);
     store.set_latency(Duration::ZERO);
     let task = survivor.load(&keys(0..2));

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use ucm_loader::{LoaderConfig, ShardError, TaskReport, TaskStatus};
+use ucm_loader::{LoaderConfig, ShardError, TaskOptions, TaskReport, TaskStatus};
 
 use crate::common::doubles::Gate;
 use crate::common::rank::Rank;
@@ -150,7 +150,10 @@ fn a_shutdown_with_work_under_way_ends_everything_and_leaves_nothing() {
     let (Rank { engine, memory }, gate) = gated(&config, 0);
     // SAFETY: the memory outlives the tasks, which have all ended below.
     let load = |at: usize| unsafe {
-        engine.load(memory.targets(&keys(at as u64 * 2..at as u64 * 2 + 2), at * 8), None)
+        engine.load(
+            memory.targets(&keys(at as u64 * 2..at as u64 * 2 + 2), at * 8),
+            &TaskOptions::default(),
+        )
     };
     let tasks: Vec<_> = (0..3).map(|at| load(at).unwrap()).collect();
     until("loads are under way", || gate.holds() > 0);
@@ -179,7 +182,8 @@ fn an_impatient_shutdown_says_so_and_the_place_is_left_when_the_work_ends() {
     corner.fill_backend(&config, 0..1);
     let (Rank { engine, memory }, gate) = gated(&config, 0);
     // SAFETY: the memory outlives the task.
-    let task = unsafe { engine.load(memory.targets(&keys(0..1), 0), None) }.unwrap();
+    let task =
+        unsafe { engine.load(memory.targets(&keys(0..1), 0), &TaskOptions::default()) }.unwrap();
     until("loads are under way", || gate.holds() > 0);
     assert!(!engine.shutdown(SOON));
     assert_all(&task.wait(Duration::ZERO).unwrap(), &ShardError::ShuttingDown);
