@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod gc;
 pub mod inspect;
 pub mod output;
+pub mod rank;
 pub mod replay;
 pub mod scratch;
 
@@ -46,6 +47,7 @@ enum Command {
     Inspect(inspect::Arguments),
     Doctor(doctor::Arguments),
     Gc(gc::Arguments),
+    Rank(rank::Arguments),
     /// One rank of a run, driven by its parent
     #[command(name = RANK_COMMAND, hide = true)]
     RankProcess,
@@ -75,6 +77,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),
+        Command::Rank(arguments) => rank::run(&arguments),
         Command::RankProcess => rank_process(),
     };
     match result {

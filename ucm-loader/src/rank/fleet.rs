@@ -1,14 +1,13 @@
 //! The parent's side: N rank processes, started, driven and ended together.
 
-use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Write};
-use std::path::PathBuf;
-use std::process::{Child, ChildStdin, Command as Process, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
-use crate::rank::protocol::{Command, Done, Outcome, Reply, Request, Setup};
+use ucm_posix::ShmDir;
+
+use crate::channel::client::{Answers, ClientError, channel_id};
+use crate::channel::{Health, Heard, Limits, Watchdog, Worker};
+use crate::rank::protocol::{Command, Done, Outcome, Setup};
 
 /// Why a fleet could not do something.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +28,14 @@ pub enum FleetError {
         rank: u32,
         /// Its words.
         reason: String,
+    },
+    /// A rank's channel could not be made, or refused a message.
+    #[error("rank {rank}: {error}")]
+    Channel {
+        /// Which rank.
+        rank: u32,
+        /// Why.
+        error: ClientError,
     },
     /// A rank ended without being told to.
     #[error("rank {rank} ended unexpectedly")]
@@ -54,68 +61,76 @@ pub enum FleetError {
 const START_PATIENCE: Duration = Duration::from_secs(120);
 /// A wait looks this often whether the user has interrupted it.
 const SLICE: Duration = Duration::from_millis(100);
+/// How often the watchdogs look.
+const WATCH_PERIOD: Duration = Duration::from_millis(250);
 
-type Waiting = Arc<Mutex<HashMap<u64, Sender<Outcome>>>>;
-
-/// One rank process. Killed when dropped.
-struct Rank {
-    number: u32,
-    child: Child,
-    input: Mutex<Option<ChildStdin>>,
-    /// Who waits for which answer; emptied when the process ends.
-    waiting: Waiting,
+fn of_client(rank: u32, error: ClientError) -> FleetError {
+    match error {
+        ClientError::Dead => FleetError::Gone { rank },
+        ClientError::Spawn(error) => FleetError::Spawn { rank, error },
+        ClientError::Slow { waited_ms, .. } => {
+            FleetError::Silent { rank, seconds: waited_ms / 1000 }
+        }
+        error => FleetError::Channel { rank, error },
+    }
 }
 
-impl Drop for Rank {
-    fn drop(&mut self) {
-        // Its input ends, so it leaves by itself; killed if that takes long.
-        self.input.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let deadline = Instant::now() + Duration::from_secs(5);
-        loop {
-            match self.child.try_wait() {
-                Ok(None) if Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(2));
-                }
-                Ok(None) => {
-                    let _gone = self.child.kill();
-                    let _reaped = self.child.wait();
-                    return;
-                }
-                _ => return,
-            }
-        }
-    }
+/// One rank process. Ended when dropped.
+struct Rank {
+    // Before `worker`: it looks at the channel.
+    watchdog: Watchdog,
+    worker: Worker,
 }
 
 /// An answer that has not come yet.
 pub struct Awaited {
     rank: u32,
-    answer: Receiver<Outcome>,
+    answers: Answers,
 }
 
 /// Rank processes `0..n` of one cache.
 pub struct Fleet {
     ranks: Vec<Rank>,
-    next_id: Mutex<u64>,
+    seed: u64,
     patience: Duration,
 }
 
 impl Fleet {
     /// Starts `ranks` processes of this program, each with `setup` under its
-    /// own rank number. All of them have joined when this returns. `patience`
-    /// is how long any later command may take.
+    /// own rank number, and each behind a channel of its own in the setup's
+    /// shared-memory directory. All of them have joined when this returns.
+    /// `patience` is how long any later command may take.
     ///
     /// # Errors
     /// See [`FleetError`].
     pub fn start(ranks: u32, setup: &Setup, patience: Duration) -> Result<Self, FleetError> {
         let program =
             std::env::current_exe().map_err(|error| FleetError::Spawn { rank: 0, error })?;
-        let mut fleet = Self { ranks: Vec::new(), next_id: Mutex::new(1), patience };
+        let dir = ShmDir::new(&setup.config.shm_dir);
+        let mut fleet = Self { ranks: Vec::new(), seed: setup.seed, patience };
+        for rank in 0..ranks {
+            let id = channel_id("rank")
+                .map_err(|error| FleetError::Rank { rank, reason: error.to_string() })?;
+            let worker =
+                Worker::start(&program, &dir, &id).map_err(|error| of_client(rank, error))?;
+            let tell = move |health| match health {
+                Health::Hung { silent_ns } => {
+                    tracing::warn!(rank, silent_ms = silent_ns / 1_000_000, "a rank hangs");
+                }
+                health => tracing::debug!(rank, ?health, "a rank's health"),
+            };
+            let watchdog =
+                Watchdog::start(worker.channel().clone(), Limits::default(), WATCH_PERIOD, tell)
+                    .map_err(|error| FleetError::Spawn { rank, error })?;
+            fleet.ranks.push(Rank { watchdog, worker });
+        }
+        // All are asked before any is waited for: they start side by side.
         let mut started = Vec::new();
-        for number in 0..ranks {
-            let (rank, ready) = Rank::spawn(&program, number, setup)?;
-            fleet.ranks.push(rank);
-            started.push(ready);
+        for (rank, process) in (0..).zip(&fleet.ranks) {
+            let mut setup = setup.clone();
+            setup.config.rank = rank;
+            let answers = process.worker.load_weights(&setup, START_PATIENCE);
+            started.push(Awaited { rank, answers: answers.map_err(|e| of_client(rank, e))? });
         }
         for ready in started {
             match ready.wait(START_PATIENCE)? {
@@ -136,19 +151,21 @@ impl Fleet {
         self.ranks.is_empty()
     }
 
+    /// What rank `rank`'s watchdog says.
+    pub fn health(&self, rank: u32) -> Option<Health> {
+        self.ranks.get(rank as usize).map(|rank| rank.watchdog.health())
+    }
+
     /// Sends `command` to rank `rank`.
     ///
     /// # Errors
-    /// [`FleetError::Gone`].
+    /// See [`FleetError`].
     pub fn send(&self, rank: u32, command: Command) -> Result<Awaited, FleetError> {
-        let gone = FleetError::Gone { rank };
-        let Some(process) = self.ranks.get(rank as usize) else { return Err(gone) };
-        let id = {
-            let mut next = self.next_id.lock().unwrap_or_else(PoisonError::into_inner);
-            *next += 1;
-            *next
+        let Some(process) = self.ranks.get(rank as usize) else {
+            return Err(FleetError::Gone { rank });
         };
-        process.send(id, command).ok_or(gone)
+        let answers = process.worker.send(&command, self.seed, self.patience);
+        Ok(Awaited { rank, answers: answers.map_err(|error| of_client(rank, error))? })
     }
 
     /// Waits for an answer of figures.
@@ -222,8 +239,10 @@ impl Awaited {
             if crate::interrupt::is_set() {
                 return Err(FleetError::Interrupted);
             }
-            match self.answer.recv_timeout(SLICE) {
-                Ok(outcome) => return Ok((rank, outcome)),
+            match self.answers.recv_timeout(SLICE) {
+                Ok(Heard::Outcome(outcome)) => return Ok((rank, outcome)),
+                // Not asked for here.
+                Ok(Heard::Tokens { .. }) => {}
                 Err(RecvTimeoutError::Disconnected) => return Err(FleetError::Gone { rank }),
                 Err(RecvTimeoutError::Timeout) if began.elapsed() >= patience => {
                     return Err(FleetError::Silent { rank, seconds: patience.as_secs() });
@@ -232,64 +251,4 @@ impl Awaited {
             }
         }
     }
-}
-
-impl Rank {
-    fn spawn(program: &PathBuf, number: u32, setup: &Setup) -> Result<(Self, Awaited), FleetError> {
-        let spawn_error = |error| FleetError::Spawn { rank: number, error };
-        let mut child = Process::new(program)
-            .arg(crate::cli::RANK_COMMAND)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(spawn_error)?;
-        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(FleetError::Gone { rank: number });
-        };
-        let waiting: Waiting = Arc::default();
-        let rank =
-            Self { number, child, input: Mutex::new(Some(input)), waiting: Arc::clone(&waiting) };
-        let (tell, answer) = channel();
-        lock(&waiting).insert(0, tell);
-        std::thread::Builder::new()
-            .name(format!("ucm_rank_{number}"))
-            .spawn(move || {
-                for line in BufReader::new(output).lines().map_while(Result::ok) {
-                    let Ok(Reply { id, outcome }) = serde_json::from_str(&line) else {
-                        tracing::error!(rank = number, line, "not an answer");
-                        break;
-                    };
-                    if let Some(tell) = lock(&waiting).remove(&id) {
-                        // Whoever asked may have given up.
-                        let _given_up = tell.send(outcome);
-                    }
-                }
-                // Everybody who still waits learns that nothing will come.
-                lock(&waiting).clear();
-            })
-            .map_err(spawn_error)?;
-        let mut setup = setup.clone();
-        setup.config.rank = number;
-        let line = serde_json::to_string(&setup).map_err(|e| spawn_error(e.into()))?;
-        rank.write(&line).ok_or(FleetError::Gone { rank: number })?;
-        Ok((rank, Awaited { rank: number, answer }))
-    }
-
-    fn write(&self, line: &str) -> Option<()> {
-        let mut input = self.input.lock().unwrap_or_else(PoisonError::into_inner);
-        let input = input.as_mut()?;
-        writeln!(input, "{line}").and_then(|()| input.flush()).ok()
-    }
-
-    fn send(&self, id: u64, command: Command) -> Option<Awaited> {
-        let (tell, answer) = channel();
-        lock(&self.waiting).insert(id, tell);
-        let line = serde_json::to_string(&Request { id, command }).ok()?;
-        self.write(&line)?;
-        Some(Awaited { rank: self.number, answer })
-    }
-}
-
-fn lock(waiting: &Waiting) -> std::sync::MutexGuard<'_, HashMap<u64, Sender<Outcome>>> {
-    waiting.lock().unwrap_or_else(PoisonError::into_inner)
 }

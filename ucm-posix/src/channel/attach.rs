@@ -166,6 +166,12 @@ impl WorkerOutput {
         self.output.send_frame(kind, tag, more, payload, deadline_ns)
     }
 
+    /// Bytes written and not published.
+    #[inline]
+    pub fn unpublished_bytes(&self) -> u32 {
+        self.output.unpublished_bytes()
+    }
+
     /// See [`ByteProducer::publish`].
     #[inline]
     pub fn publish(&mut self) {

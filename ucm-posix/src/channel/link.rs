@@ -34,8 +34,8 @@ impl Default for Spins {
 }
 
 impl Spins {
-    /// For ends that are never to sleep but in the last resort.
-    pub const MANY: Self = Self(u32::MAX);
+    /// For ends that are to stay awake: tens of milliseconds.
+    pub const MANY: Self = Self(1 << 20);
 }
 
 pub(crate) fn path(dir: &ShmDir, id: &SegmentId) -> PathBuf {

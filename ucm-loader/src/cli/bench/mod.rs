@@ -1,7 +1,10 @@
 //! `ucm bench`: one thing against its alternative, side by side in one run.
 
+mod channel;
 mod index;
 mod order;
+mod ring;
+mod rivals;
 mod wait;
 
 use crate::cli::Failure;
@@ -11,8 +14,10 @@ use crate::cli::Failure;
 #[allow(missing_docs, reason = "see above")]
 #[derive(clap::Subcommand, Debug)]
 pub enum Arguments {
+    Channel(channel::Arguments),
     Index(index::Arguments),
     Order(order::Arguments),
+    Ring(ring::Arguments),
     Wait(wait::Arguments),
 }
 
@@ -22,8 +27,10 @@ pub enum Arguments {
 /// See [`Failure`].
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     match arguments {
+        Arguments::Channel(arguments) => channel::run(arguments),
         Arguments::Index(arguments) => index::run(arguments),
         Arguments::Order(arguments) => order::run(arguments),
+        Arguments::Ring(arguments) => ring::run(arguments),
         Arguments::Wait(arguments) => wait::run(arguments),
     }
 }
