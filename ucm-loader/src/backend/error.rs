@@ -98,6 +98,10 @@ pub enum BackendError {
         /// The error number it pretends.
         errno: i32,
     },
+    /// The breaker is open: the backend kept failing, and no probe has
+    /// succeeded since.
+    #[error("the backend is failing; it is asked again when a probe succeeds")]
+    Unavailable,
     /// A request was dropped without an answer.
     #[error("the request was dropped without an answer")]
     Abandoned,
@@ -126,6 +130,7 @@ impl BackendError {
             Self::QueueFull { .. } => LoadErrorCode(libc::EAGAIN),
             Self::Abandoned | Self::ShuttingDown => LoadErrorCode::ABANDONED,
             Self::TimedOut => LoadErrorCode::TIMED_OUT,
+            Self::Unavailable => LoadErrorCode(libc::EHOSTDOWN),
         }
     }
 }

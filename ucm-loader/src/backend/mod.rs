@@ -6,12 +6,14 @@
 //! [`pool`]. [`recorder`] and [`fault`] wrap any backend: the first writes down
 //! what happened, the second makes things go wrong on purpose.
 
+pub mod breaker;
 pub mod error;
 pub mod fault;
 pub mod file;
 pub mod memory;
 pub mod open;
 pub mod pool;
+pub mod probe;
 pub mod recorder;
 #[cfg(test)]
 mod testing;

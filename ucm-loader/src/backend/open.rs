@@ -1,10 +1,13 @@
 //! From a configuration to its backend.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use crate::backend::breaker::Breaker;
 use crate::backend::error::OpenError;
 use crate::backend::file::{FileBackend, FileOptions};
 use crate::backend::memory::{MemoryBackend, MemoryOptions};
+use crate::backend::probe;
 use crate::backend::recorder::{EventLog, Recorder};
 use crate::backend::threaded::Threads;
 use crate::backend::traits::Backend;
@@ -12,6 +15,8 @@ use crate::config::{BackendChoice, Config};
 
 /// Threads that write dumped shards.
 const STORE_WORKERS: usize = 2;
+/// Between two probes of a backend that fails.
+const PROBE_PAUSE: Duration = Duration::from_secs(5);
 
 /// Opens the backend that `config` names; with `log`, every load is recorded.
 ///
@@ -34,7 +39,10 @@ pub fn open(config: &Config, log: Option<&Arc<EventLog>>) -> Result<Arc<dyn Back
                 verify: config.checksum,
                 ..FileOptions::new(dir, config.store_geometry())
             };
-            Ok(recorded(FileBackend::open(&options, threads)?, log))
+            let backend = recorded(FileBackend::open(&options, threads)?, log);
+            // A disk that keeps failing, or a mount that hangs, is left alone.
+            let probe = probe::of_directory(dir.join("tmp"));
+            Ok(Arc::new(Breaker::new(backend, probe, PROBE_PAUSE)))
         }
     }
 }

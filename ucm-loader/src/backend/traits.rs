@@ -195,6 +195,16 @@ impl StoreRequest {
         self.checksum
     }
 
+    /// The same request with `seen` shown its outcome before its completion;
+    /// for middlewares.
+    pub fn watch(self, seen: impl FnOnce(&Result<(), BackendError>) + Send + 'static) -> Self {
+        let Self { key, src, checksum, done } = self;
+        Self::new(key, src, checksum, move |result| {
+            seen(&result);
+            done.call(result);
+        })
+    }
+
     /// Gives the bytes back and says how it went.
     pub fn finish(self, result: Result<(), BackendError>) {
         self.done.call(result);
