@@ -52,7 +52,7 @@ const STEPS: [Step; 12] = [
     Step { name: "bare targets", run: |_| bare_targets() },
     Step { name: "docs", run: |_| docs() },
     Step { name: "tidy", run: |_| Ok(passed(crate::tidy::run()?)) },
-    Step { name: "tests", run: |_| cargo(&["test", "--workspace", "--profile", "ci"]) },
+    Step { name: "tests", run: |_| cargo(&["test", "--workspace", "--no-fail-fast", "--profile", "ci"]) },
     Step { name: "loom", run: |_| loom() },
     Step { name: "crash points", run: |_| crash_points() },
     Step { name: "chaos", run: |_| Ok(passed(crate::chaos::run_for(CHAOS_SECONDS)?)) },
