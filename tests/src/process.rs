@@ -42,9 +42,22 @@ impl Process {
     /// # Panics
     /// When no process can be started.
     pub fn start(program: &Path, place: &Place, children: Children, deadline: Instant) -> Self {
+        Self::start_as(&mut Command::new(program), place, children, deadline)
+    }
+
+    /// The same by a command that ends in the program.
+    ///
+    /// # Panics
+    /// When no process can be started.
+    pub fn start_as(
+        command: &mut Command,
+        place: &Place,
+        children: Children,
+        deadline: Instant,
+    ) -> Self {
         // Started and listed in one step, so that the watchdog misses none.
         let mut list = children.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut child = Command::new(program)
+        let mut child = command
             .args(place.to_arguments())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -78,6 +78,29 @@ impl Stage {
         Process::start(&self.program, &self.place, Arc::clone(&self.children), self.deadline)
     }
 
+    /// One more process, the first one of a pid namespace of its own. What is
+    /// killed is the process that made the namespace; the kernel then kills
+    /// everything in it. `None`, loudly, where that is not permitted.
+    pub fn start_in_namespace(&self) -> Option<Process> {
+        let mut unshare = std::process::Command::new("unshare");
+        unshare.args(["--pid", "--fork", "--kill-child=SIGKILL"]);
+        let permitted = std::process::Command::new("unshare")
+            .args(["--pid", "--fork", "true"])
+            .status()
+            .is_ok_and(|status| status.success());
+        if !permitted {
+            eprintln!("SKIPPED: making a pid namespace is not permitted here; nothing was tested");
+            return None;
+        }
+        let command = unshare.arg(&self.program);
+        Some(Process::start_as(command, &self.place, Arc::clone(&self.children), self.deadline))
+    }
+
+    /// The place its actors are told.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// One more process, joined as `rank`.
     pub fn rank(&self, rank: u32) -> Process {
         let mut process = self.start();

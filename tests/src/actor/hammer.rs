@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use ucm_core::Pinned;
 use ucm_core::cache::{GetError, WaitError};
 use ucm_core::slot::meta::LoadErrorCode;
 use ucm_core::sync::{AtomicU32, Ordering};
+use ucm_core::{Got, Pinned};
 
 use crate::actor::rank::{Filling, Rank, Trouble};
 use crate::board::{Board, Tally};
@@ -127,5 +127,42 @@ fn line_up(arrivals: &AtomicU32, all: u32) {
     arrivals.fetch_add(1, Ordering::SeqCst);
     while arrivals.load(Ordering::SeqCst) < all {
         std::thread::yield_now();
+    }
+}
+
+/// How long anything may take on a segment that others scribble on.
+const BLIND_MS: u64 = 20;
+
+/// Gets, publishes, waits, prepares, touches and reaps without believing
+/// anything: on a segment that is scribbled on, only that it ends counts.
+pub fn blind(rank: &Rank, seed: u64, key_count: u64, rounds: u64) {
+    let mut rng = Rng::new(seed);
+    let cache = rank.cache();
+    for _ in 0..rounds {
+        let key = key(rng.below(key_count));
+        match rng.below(40) {
+            0 => _ = cache.prepare_next(&key),
+            1 => _ = cache.touch(&[key.block]),
+            2 => _ = cache.reap_dead(),
+            3 => _ = cache.plane().ready_prefix(&[key.block]),
+            _ => {}
+        }
+        match cache.get(&key, rank.deadline_ns(BLIND_MS)) {
+            Ok(Got::Hit(pinned)) => cache.release(pinned),
+            Ok(Got::Owner(loading)) if rng.one_in(8) => {
+                let _taken_for_dead = cache.fail(loading, LoadErrorCode(keys::failure_code(1)));
+            }
+            Ok(Got::Owner(loading)) => {
+                if let Ok(pinned) = cache.publish(loading, 64, 0) {
+                    cache.release(pinned);
+                }
+            }
+            Ok(Got::Wait(pending)) => {
+                if let Ok(pinned) = cache.wait(pending, rank.deadline_ns(BLIND_MS)) {
+                    cache.release(pinned);
+                }
+            }
+            Err(_) => {}
+        }
     }
 }

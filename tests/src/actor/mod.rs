@@ -18,6 +18,7 @@
 //! | `reap` | reaps whoever is dead | `reaped N` |
 //! | `race FIRST COUNT RANKS` | starts `COUNT` gets together with all other ranks | `raced` |
 //! | `hammer SEED KEYS ROUNDS` | a random mix of everything, until done or stopped | `hammered` |
+//! | `blind SEED KEYS ROUNDS` | the same mix without looking at anything, for segments that are scribbled on | `blinded` |
 //! | `dma` | performs transfers until stopped | `done` |
 //! | `forsake` | loses its lock byte, as if it were dead, and lives on | `forsaken` |
 //! | `crash-at POINT N MODE` | at the N-th passing from now: `kill`, `stop` or `pause:MS` | `armed` |

@@ -152,6 +152,10 @@ impl Actor {
                 hammer::hammer(self.rank()?, self.board, id()?, keys, rounds, dma);
                 Ok("hammered".to_string())
             }
+            "blind" => {
+                hammer::blind(self.rank()?, id()?, argument(words, 2)?, argument(words, 3)?);
+                Ok("blinded".to_string())
+            }
             "dma" => {
                 transfer::serve(&*self.open()?, self.board);
                 Ok("done".to_string())
