@@ -12,6 +12,7 @@ pub mod actor;
 pub mod audit;
 pub mod board;
 pub mod chaos;
+pub mod fuzz_targets;
 pub mod keys;
 pub mod process;
 pub mod product;

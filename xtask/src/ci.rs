@@ -39,7 +39,10 @@ const BARE_TARGETS: [&str; 2] = ["x86_64-unknown-none", "thumbv7em-none-eabihf"]
 /// How long ranks die in the gate.
 const CHAOS_SECONDS: u64 = 10;
 
-const STEPS: [Step; 12] = [
+/// How long each fuzz target runs in the gate.
+const FUZZ_SECONDS: u64 = 5;
+
+const STEPS: [Step; 13] = [
     Step { name: "format", run: |_| cargo(&["fmt", "--all", "--check"]) },
     Step {
         name: "clippy",
@@ -52,10 +55,23 @@ const STEPS: [Step; 12] = [
     Step { name: "bare targets", run: |_| bare_targets() },
     Step { name: "docs", run: |_| docs() },
     Step { name: "tidy", run: |_| Ok(passed(crate::tidy::run()?)) },
-    Step { name: "tests", run: |_| cargo(&["test", "--workspace", "--no-fail-fast", "--profile", "ci"]) },
+    Step {
+        name: "tests",
+        run: |_| cargo(&["test", "--workspace", "--no-fail-fast", "--profile", "ci"]),
+    },
     Step { name: "loom", run: |_| loom() },
     Step { name: "crash points", run: |_| crash_points() },
     Step { name: "chaos", run: |_| Ok(passed(crate::chaos::run_for(CHAOS_SECONDS)?)) },
+    Step {
+        name: "fuzz",
+        run: |_| {
+            Ok(match crate::fuzz::run_for(FUZZ_SECONDS)? {
+                crate::fuzz::Outcome::Clean => Outcome::Passed,
+                crate::fuzz::Outcome::Found => Outcome::Failed,
+                crate::fuzz::Outcome::Skipped(why) => Outcome::Skipped(why.to_owned()),
+            })
+        },
+    },
     Step { name: "miri", run: miri },
     Step {
         name: "mutants",

@@ -2,6 +2,7 @@
 
 mod chaos;
 mod ci;
+mod fuzz;
 mod mutants;
 mod tidy;
 
@@ -24,6 +25,8 @@ enum Task {
     Chaos(chaos::Arguments),
     /// Everything that must hold of a commit, one named step each; all of them, then a summary
     Ci(ci::Arguments),
+    /// Every fuzz target under libFuzzer for a few seconds
+    Fuzz(fuzz::Arguments),
     /// Weaken one ordering or drop one step at a time, and see a test turn red
     Mutants(mutants::Arguments),
     /// The house rules that a compiler does not check
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Chaos(arguments) => chaos::run(&arguments),
         Task::Ci(arguments) => ci::run(&arguments),
+        Task::Fuzz(arguments) => fuzz::run(&arguments),
         Task::Mutants(arguments) => mutants::run(&arguments),
         Task::Tidy => tidy::run(),
     };
