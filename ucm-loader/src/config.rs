@@ -19,6 +19,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::backend::file::IoEngine;
 use crate::backend::file::store::Fsync;
 
 /// Every key there is. Sizes are in bytes, times in milliseconds.
@@ -91,6 +92,11 @@ pub struct LoaderConfig {
     pub numa_node: Option<u32>,
     /// When a block file counts as written: `none`, `data` or `full`.
     pub fsync: Fsync,
+    /// How block files are read: `auto`, `threads` or `uring`.
+    pub io_engine: IoEngine,
+    /// Whether block files are read past the page cache. Right where the
+    /// store is larger than the memory left for it.
+    pub direct_io: bool,
     /// Whether ranks walk a task's shards in rotated order.
     pub rotate: bool,
     /// How waiters wait: `futex`, or `yield` to measure the difference.
@@ -131,6 +137,8 @@ impl Default for LoaderConfig {
             huge_pages: false,
             numa_node: None,
             fsync: Fsync::Data,
+            io_engine: IoEngine::Auto,
+            direct_io: false,
             rotate: true,
             wait_mode: WaitMode::Futex,
             model: String::new(),

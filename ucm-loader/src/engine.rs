@@ -16,7 +16,7 @@ use ucm_core::{DevicePtr, Loading, Role};
 use ucm_posix::{Attachment, JoinError, Segment, SegmentError};
 
 use crate::backend::recorder::{EventKind, EventLog};
-use crate::backend::traits::{Backend, BackendError};
+use crate::backend::traits::{Backend, BackendError, SharedMemory};
 use crate::completion::CompletionFd;
 use crate::config::Config;
 use crate::doorbell::Doorbell;
@@ -227,6 +227,14 @@ impl Engine {
     pub fn start(config: Config, parts: Parts) -> Result<Self, StartError> {
         let options = config.segment_options()?;
         let segment = Arc::new(Segment::open_or_create(&options)?);
+        if let Some(data) = segment.data() {
+            let keeper = Box::new(Arc::clone(&segment));
+            // SAFETY: the mapping is as long, writable, and lives as long as
+            // the segment, which the keeper holds.
+            let memory =
+                unsafe { SharedMemory::new(data.base().as_ptr(), data.len_bytes(), keeper) };
+            parts.backend.adopt_memory(memory);
+        }
         let (rank, device_id) = (Some(config.rank), Some(config.device_id));
         let mut attachment = Attachment::join(segment, Role::Rank, rank, device_id)?;
         if let Some(log) = parts.log.clone() {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use ucm_core::key::BlockId;
 
 use super::error::BackendError;
-use super::traits::{Backend, LoadRequest, StoreRequest};
+use super::traits::{Backend, LoadRequest, SharedMemory, StoreRequest};
 
 /// Outcomes that are remembered.
 const WINDOW: u32 = 32;
@@ -203,6 +203,10 @@ impl Backend for Breaker {
         if !admitted.is_empty() {
             self.inner.backend.submit(admitted);
         }
+    }
+
+    fn adopt_memory(&self, memory: SharedMemory) {
+        self.inner.backend.adopt_memory(memory);
     }
 
     fn put(&self, request: StoreRequest) {

@@ -235,6 +235,14 @@ pub enum OpenError {
         /// Why.
         errno: i32,
     },
+    /// The system has no io_uring for this process.
+    #[error(
+        "io_uring cannot be used here (errno {errno}); set io_engine to auto or threads, or allow it (container seccomp profile, sysctl kernel.io_uring_disabled)"
+    )]
+    NoUring {
+        /// Why.
+        errno: i32,
+    },
     /// Some other system call failed.
     #[error("{operation} failed with errno {errno} on {}", path.display())]
     Io {

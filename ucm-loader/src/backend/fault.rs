@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ucm_core::key::{BlockId, ShardKey};
 use ucm_core::sync::{AtomicU64, Ordering};
 
-use super::traits::{Backend, BackendError, LoadRequest, LoadedShard, StoreRequest};
+use super::traits::{Backend, BackendError, LoadRequest, LoadedShard, SharedMemory, StoreRequest};
 use crate::content::mix;
 
 const MILLION: u64 = 1_000_000;
@@ -146,6 +146,10 @@ impl<B: Backend> FaultBackend<B> {
 impl<B: Backend> Backend for FaultBackend<B> {
     fn submit(&self, batch: Vec<LoadRequest>) {
         self.inner.submit(batch.into_iter().filter_map(|request| self.spoil(request)).collect());
+    }
+
+    fn adopt_memory(&self, memory: SharedMemory) {
+        self.inner.adopt_memory(memory);
     }
 
     fn put(&self, request: StoreRequest) {

@@ -5,31 +5,40 @@
 //! block. [`layout`] is the file format, [`store`] the directory,
 //! `write` the assembly and `read` the way back.
 
+mod engine;
 pub mod layout;
+mod open_block;
 mod read;
 pub mod store;
 #[cfg(test)]
 mod tests;
+mod uring;
 mod write;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{Access, access};
 use rustix::io::Errno;
 use ucm_core::key::{BlockId, ShardKey};
 
 use self::layout::BlockLayout;
+use self::open_block::DirectIo;
 use self::read::Reader;
 use self::store::{Fsync, StoreDir, io_error};
 use self::write::Writer;
-use super::threaded::{BlockingStore, Threaded, Threads};
+use super::threaded::BlockingStore;
 use super::traits::{BackendError, LoadedShard, OpenError, StoreGeometry};
+
+pub use self::engine::{FileBackend, IoEngine};
 
 /// Verified files that are kept open for the next shard of the same block.
 const DEFAULT_OPEN_FILES: usize = 128;
 /// Blocks one process may be writing at a time; each has a descriptor.
 const DEFAULT_UNFINISHED_BLOCKS: usize = 256;
+/// How long a read may take.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How to open a store.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -46,6 +55,12 @@ pub struct FileOptions {
     pub open_files: usize,
     /// Blocks that may be half written at a time.
     pub unfinished_blocks: usize,
+    /// How reads are handed to the system.
+    pub engine: IoEngine,
+    /// Whether reads go past the page cache, as far as alignment allows.
+    pub direct_io: bool,
+    /// How long a read may take; see [`IoEngine`].
+    pub timeout: Duration,
 }
 
 impl FileOptions {
@@ -58,6 +73,9 @@ impl FileOptions {
             verify: true,
             open_files: DEFAULT_OPEN_FILES,
             unfinished_blocks: DEFAULT_UNFINISHED_BLOCKS,
+            engine: IoEngine::default(),
+            direct_io: false,
+            timeout: DEFAULT_TIMEOUT,
         }
     }
 }
@@ -70,15 +88,14 @@ pub struct FileStore {
     writer: Writer,
 }
 
-/// The posix backend.
-pub type FileBackend = Threaded<FileStore>;
-
 impl FileStore {
     /// Opens the store, or makes an empty directory into one.
     pub fn open(options: &FileOptions) -> Result<Self, OpenError> {
         let dir = Arc::new(StoreDir::open(&options.dir, &options.geometry)?);
         let layout = BlockLayout::from(options.geometry);
-        let reader = Reader::new(Arc::clone(&dir), layout, options.verify, options.open_files);
+        let direct = DirectIo::new(options.direct_io);
+        let (verify, open_files) = (options.verify, options.open_files);
+        let reader = Reader::new(Arc::clone(&dir), layout, verify, open_files, direct);
         let unfinished = options.unfinished_blocks;
         let writer = Writer::new(Arc::clone(&dir), layout, options.fsync, unfinished);
         Ok(Self { dir, layout, reader, writer })
@@ -107,13 +124,6 @@ impl FileStore {
         } else {
             Err(BackendError::ShardOutOfRange { key, shards_per_block })
         }
-    }
-}
-
-impl FileBackend {
-    /// Opens a store and starts its threads.
-    pub fn open(options: &FileOptions, threads: Threads) -> Result<Self, OpenError> {
-        Self::new(FileStore::open(options)?, threads)
     }
 }
 

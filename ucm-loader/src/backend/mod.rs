@@ -21,4 +21,6 @@ pub mod threaded;
 pub mod traits;
 
 pub use error::{BackendError, OpenError, StoreGeometry};
-pub use traits::{Backend, LoadRequest, LoadedShard, RawBuf, RawBufConst, StoreRequest};
+pub use traits::{
+    Backend, LoadRequest, LoadedShard, RawBuf, RawBufConst, SharedMemory, StoreRequest,
+};

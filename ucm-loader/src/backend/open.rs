@@ -37,6 +37,9 @@ pub fn open(config: &Config, log: Option<&Arc<EventLog>>) -> Result<Arc<dyn Back
             let options = FileOptions {
                 fsync: config.fsync,
                 verify: config.checksum,
+                engine: config.io_engine,
+                direct_io: config.direct_io,
+                timeout: config.timeout,
                 ..FileOptions::new(dir, config.store_geometry())
             };
             let backend = recorded(FileBackend::open(&options, threads)?, log);

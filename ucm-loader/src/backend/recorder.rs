@@ -17,7 +17,7 @@ use std::time::Instant;
 use ucm_core::key::BlockId;
 use ucm_core::slot::meta::LoadErrorCode;
 
-use super::traits::{Backend, BackendError, LoadRequest, StoreRequest};
+use super::traits::{Backend, BackendError, LoadRequest, SharedMemory, StoreRequest};
 
 /// The code of an event that went well.
 pub const OK: LoadErrorCode = LoadErrorCode(0);
@@ -55,6 +55,10 @@ impl<B: Backend> Recorder<B> {
 impl<B: Backend> Backend for Recorder<B> {
     fn submit(&self, batch: Vec<LoadRequest>) {
         self.inner.submit(batch.into_iter().map(|request| self.recorded(request)).collect());
+    }
+
+    fn adopt_memory(&self, memory: SharedMemory) {
+        self.inner.adopt_memory(memory);
     }
 
     fn put(&self, request: StoreRequest) {

@@ -46,10 +46,14 @@ pub struct Threaded<S: BlockingStore> {
 impl<S: BlockingStore> Threaded<S> {
     /// Starts the threads.
     pub fn new(store: S, threads: Threads) -> Result<Self, OpenError> {
+        Self::sharing(Arc::new(store), threads)
+    }
+
+    /// As [`new`](Self::new), for a store that others call as well.
+    pub(super) fn sharing(store: Arc<S>, threads: Threads) -> Result<Self, OpenError> {
         let no_thread = |error: std::io::Error| OpenError::NoThread {
             errno: error.raw_os_error().unwrap_or(0),
         };
-        let store = Arc::new(store);
         let loader = Arc::clone(&store);
         let load = move |mut request: LoadRequest| {
             let result = loader.load(request.key(), request.buffer());

@@ -6,6 +6,7 @@
 //! request that is dropped unfinished completes with
 //! [`BackendError::Abandoned`]; there is no way to forget one.
 
+use std::any::Any;
 use std::slice;
 use std::time::Instant;
 
@@ -55,6 +56,27 @@ impl RawBufConst {
     /// the range must be mapped and initialised, and nobody may write it.
     pub unsafe fn new(ptr: *const u8, len: usize) -> Self {
         Self { ptr, len }
+    }
+}
+
+/// Memory that most loads will go to, and what keeps it mapped.
+pub struct SharedMemory {
+    pub(super) start: *mut u8,
+    pub(super) len_bytes: usize,
+    /// Dropped when the backend has no more use for the range.
+    pub(super) _keeper: Box<dyn Any + Send>,
+}
+
+// SAFETY: an address range; whoever holds it only tells the kernel of it.
+unsafe impl Send for SharedMemory {}
+
+impl SharedMemory {
+    /// `len_bytes` at `start`.
+    ///
+    /// # Safety
+    /// The range must stay mapped, writable, as long as `keeper` lives.
+    pub unsafe fn new(start: *mut u8, len_bytes: usize, keeper: Box<dyn Any + Send>) -> Self {
+        Self { start, len_bytes, _keeper: keeper }
     }
 }
 
@@ -110,6 +132,11 @@ impl LoadRequest {
     /// Which shard.
     pub fn key(&self) -> ShardKey {
         self.key
+    }
+
+    /// Where it goes, for the kernel to write to.
+    pub(super) fn target(&self) -> (*mut u8, usize) {
+        (self.dst.ptr, self.dst.len)
     }
 
     /// Where it goes.
@@ -221,6 +248,10 @@ pub trait Backend: Send + Sync {
     /// own, in any order. What cannot be taken is completed on the spot, with
     /// [`BackendError::QueueFull`] or [`BackendError::ShuttingDown`].
     fn submit(&self, batch: Vec<LoadRequest>);
+
+    /// Says once where most loads will go, so that a backend can have the
+    /// memory prepared. A hint: loads to other places work as well.
+    fn adopt_memory(&self, _memory: SharedMemory) {}
 
     /// Begins one store and returns. All shards of a block are put by one
     /// process, each once, in any order. The completion of the last one comes

@@ -11,6 +11,7 @@ use ucm_core::segment::geometry::{CacheShape, SlotStride};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{ConfigError, LoaderConfig};
+use crate::backend::file::IoEngine;
 use crate::backend::file::layout::MAX_SHARDS_PER_BLOCK;
 use crate::backend::file::store::Fsync;
 use crate::backend::memory::is_plain_name;
@@ -112,6 +113,10 @@ pub struct Config {
     pub numa_node: Option<u32>,
     /// When a block file counts as written.
     pub fsync: Fsync,
+    /// How block files are read.
+    pub io_engine: IoEngine,
+    /// Whether they are read past the page cache.
+    pub direct_io: bool,
     /// Whether ranks walk a task's shards in rotated order.
     pub rotate: bool,
     /// How waiters wait.
@@ -215,6 +220,8 @@ impl LoaderConfig {
             huge_pages: self.huge_pages,
             numa_node: self.numa_node,
             fsync: self.fsync,
+            io_engine: self.io_engine,
+            direct_io: self.direct_io,
             rotate: self.rotate,
             wait_mode: self.wait_mode,
         })

@@ -10,11 +10,10 @@ mod rules;
 
 use std::path::Path;
 
-use ucm_loader::backend::Backend;
-use ucm_loader::backend::file::{FileBackend, FileOptions};
+use ucm_loader::backend::file::{FileBackend, FileOptions, IoEngine};
 use ucm_loader::backend::memory::{MemoryBackend, MemoryOptions};
 use ucm_loader::backend::threaded::Threads;
-use ucm_loader::backend::traits::StoreGeometry;
+use ucm_loader::backend::{Backend, OpenError, StoreGeometry};
 
 /// Not a multiple of a page, so that tails are in every read.
 pub const SHARD_BYTES: usize = 9000;
@@ -42,9 +41,36 @@ fn memory(dir: &Path, queue_depth: usize) -> Box<dyn Backend> {
     Box::new(MemoryBackend::open(&options, threads(queue_depth)).unwrap())
 }
 
-fn posix(dir: &Path, queue_depth: usize) -> Box<dyn Backend> {
-    let options = FileOptions::new(dir, GEOMETRY);
-    Box::new(FileBackend::open(&options, threads(queue_depth)).unwrap())
+fn posix_with(
+    dir: &Path,
+    queue_depth: usize,
+    engine: IoEngine,
+    direct_io: bool,
+) -> Box<dyn Backend> {
+    let options = FileOptions { engine, direct_io, ..FileOptions::new(dir, GEOMETRY) };
+    match FileBackend::open(&options, threads(queue_depth)) {
+        Err(OpenError::NoUring { errno }) => {
+            println!("SKIPPED: no io_uring here (errno {errno}); with threads instead");
+            posix_with(dir, queue_depth, IoEngine::Threads, direct_io)
+        }
+        opened => Box::new(opened.unwrap()),
+    }
+}
+
+fn posix_threads(dir: &Path, queue_depth: usize) -> Box<dyn Backend> {
+    posix_with(dir, queue_depth, IoEngine::Threads, false)
+}
+
+fn posix_threads_direct(dir: &Path, queue_depth: usize) -> Box<dyn Backend> {
+    posix_with(dir, queue_depth, IoEngine::Threads, true)
+}
+
+fn posix_uring(dir: &Path, queue_depth: usize) -> Box<dyn Backend> {
+    posix_with(dir, queue_depth, IoEngine::Uring, false)
+}
+
+fn posix_uring_direct(dir: &Path, queue_depth: usize) -> Box<dyn Backend> {
+    posix_with(dir, queue_depth, IoEngine::Uring, true)
 }
 
 /// One test a rule, so that a failure says which backend breaks which.
@@ -92,4 +118,4 @@ macro_rules! every_rule_for {
     };
 }
 
-every_rule_for! { memory, posix }
+every_rule_for! { memory, posix_threads, posix_threads_direct, posix_uring, posix_uring_direct }

@@ -2,28 +2,20 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use ucm_core::key::{BlockId, ShardKey};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::layout::{BadObject, BlockLayout, ShardEntry};
+use super::open_block::{DirectIo, OpenBlock, read_at, regular_length};
 use super::store::{StoreDir, io_error};
 use crate::backend::traits::{BackendError, LoadedShard};
 
 /// Blocks remembered as bad when they cannot be moved away.
 const MAX_REFUSED: usize = 4096;
-
-/// A block file whose header has been checked.
-struct OpenBlock {
-    file: File,
-    table: Vec<ShardEntry>,
-}
 
 /// The open files, least recently used out first.
 #[derive(Default)]
@@ -68,12 +60,19 @@ pub(super) struct Reader {
     layout: BlockLayout,
     verify: bool,
     limit: usize,
+    pub(super) direct: DirectIo,
     opened: Mutex<Opened>,
 }
 
 impl Reader {
-    pub(super) fn new(dir: Arc<StoreDir>, layout: BlockLayout, verify: bool, limit: usize) -> Self {
-        Self { dir, layout, verify, limit: limit.max(1), opened: Mutex::default() }
+    pub(super) fn new(
+        dir: Arc<StoreDir>,
+        layout: BlockLayout,
+        verify: bool,
+        limit: usize,
+        direct: DirectIo,
+    ) -> Self {
+        Self { dir, layout, verify, limit: limit.max(1), direct, opened: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Opened> {
@@ -87,55 +86,82 @@ impl Reader {
         buffer: &mut [u8],
     ) -> Result<LoadedShard, BackendError> {
         let block = self.block(key)?;
-        let ShardEntry { len_bytes, checksum } = block.table[key.shard as usize];
-        let room_bytes = buffer.len() as u64;
-        let Some(target) = buffer.get_mut(..len_bytes as usize) else {
+        let entry = self.entry(key, &block, buffer.len() as u64)?;
+        let target = &mut buffer[..entry.len_bytes as usize];
+        let (path, offset) = (self.dir.block_path(&key.block), self.layout.shard_offset(key.shard));
+        let got_bytes = block
+            .read(target, offset, &path, &self.direct)
+            .map_err(|error| io_error("pread", &path, &error))?;
+        self.conclude(key, &block, entry, got_bytes, target)
+    }
+
+    /// Where a shard is and how it can be read into `room_bytes`.
+    pub(super) fn entry(
+        &self,
+        key: ShardKey,
+        block: &OpenBlock,
+        room_bytes: u64,
+    ) -> Result<ShardEntry, BackendError> {
+        let entry = block.table[key.shard as usize];
+        let len_bytes = entry.len_bytes;
+        if len_bytes > room_bytes {
             return Err(BackendError::DoesNotFit { key, len_bytes, room_bytes });
-        };
-        let path = || self.dir.block_path(&key.block);
-        let got_bytes = read_at(&block.file, target, self.layout.shard_offset(key.shard))
-            .map_err(|error| io_error("pread", &path(), &error))?;
+        }
+        Ok(entry)
+    }
+
+    /// What a read of `got_bytes` into `target` was worth.
+    pub(super) fn conclude(
+        &self,
+        key: ShardKey,
+        block: &OpenBlock,
+        entry: ShardEntry,
+        got_bytes: u64,
+        target: &[u8],
+    ) -> Result<LoadedShard, BackendError> {
+        let ShardEntry { len_bytes, checksum } = entry;
         if got_bytes < len_bytes {
             // Cut off after its header was checked.
             let error = BackendError::ShortRead { got_bytes, wanted_bytes: len_bytes };
-            return Err(self.refuse(key.block, &block.file, error));
+            return Err(self.refuse(key.block, &block.plain, error));
         }
         if let Some(stored) = checksum.filter(|_| self.verify) {
             let computed = xxh3_64(target);
             if computed != stored {
-                let path = path();
+                let path = self.dir.block_path(&key.block);
                 let error = BackendError::ChecksumMismatch { key, path, stored, computed };
-                return Err(self.refuse(key.block, &block.file, error));
+                return Err(self.refuse(key.block, &block.plain, error));
             }
         }
         Ok(LoadedShard { len_bytes, checksum })
     }
 
+    /// The block's file if it is open, or why it will not be.
+    pub(super) fn peek(&self, block: &BlockId) -> Option<Result<Arc<OpenBlock>, BackendError>> {
+        let mut opened = self.lock();
+        if let Some(error) = opened.refused.get(block) {
+            return Some(Err(error.clone()));
+        }
+        opened.get(block).map(Ok)
+    }
+
     /// The block's file, from the ones that are open or newly opened and checked.
-    fn block(&self, key: ShardKey) -> Result<Arc<OpenBlock>, BackendError> {
-        {
-            let mut opened = self.lock();
-            if let Some(error) = opened.refused.get(&key.block) {
-                return Err(error.clone());
-            }
-            if let Some(block) = opened.get(&key.block) {
-                return Ok(block);
-            }
+    pub(super) fn block(&self, key: ShardKey) -> Result<Arc<OpenBlock>, BackendError> {
+        if let Some(known) = self.peek(&key.block) {
+            return known;
         }
         let path = self.dir.block_path(&key.block);
-        // NOFOLLOW and NONBLOCK: a link or a pipe under this name is not
-        // ours, and must neither lead elsewhere nor block a worker.
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
-        let file = match rustix::fs::open(&path, flags, Mode::empty()) {
-            Ok(file) => File::from(file),
+        let plain = match self.direct.open_plain(&path) {
+            Ok(file) => file,
             Err(Errno::NOENT) => return Err(BackendError::NotFound(key)),
             Err(Errno::LOOP) => {
                 return Err(BackendError::BadObject { path, reason: BadObject::NotAFile });
             }
             Err(error) => return Err(io_error("open", &path, &error.into())),
         };
-        let table = self.check(key.block, &file, path)?;
-        let block = Arc::new(OpenBlock { file, table });
+        let table = self.check(key.block, &plain, path.clone())?;
+        let direct = self.direct.open_direct(&path, &plain);
+        let block = Arc::new(OpenBlock { plain, direct, table });
         let gone = self.lock().insert(key.block, Arc::clone(&block), self.limit);
         drop(gone);
         Ok(block)
@@ -148,18 +174,17 @@ impl Reader {
         file: &File,
         path: PathBuf,
     ) -> Result<Vec<ShardEntry>, BackendError> {
-        let found =
-            rustix::fs::fstat(file).map_err(|error| io_error("fstat", &path, &error.into()))?;
-        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+        let length =
+            regular_length(file).map_err(|error| io_error("fstat", &path, &error.into()))?;
+        let Some(found_bytes) = length else {
             return Err(BackendError::BadObject { path, reason: BadObject::NotAFile });
-        }
+        };
         let mut header = vec![0; self.layout.header_bytes() as usize];
         let got =
             read_at(file, &mut header, 0).map_err(|error| io_error("pread", &path, &error))?;
         // The header first: of a file of another version or geometry, too,
         // the length is wrong, but that is not what is the matter with it.
         let decoded = self.layout.decode(block, &header[..got as usize]);
-        let found_bytes = found.st_size as u64;
         let expected_bytes = self.layout.file_bytes();
         let reason = match decoded {
             Ok(table) if found_bytes == expected_bytes => return Ok(table),
@@ -189,18 +214,4 @@ impl Reader {
         }
         error
     }
-}
-
-/// Reads until `target` is full or the file ends; says how much came.
-fn read_at(file: &File, target: &mut [u8], offset: u64) -> io::Result<u64> {
-    let mut got = 0;
-    while got < target.len() {
-        match file.read_at(&mut target[got..], offset + got as u64) {
-            Ok(0) => break,
-            Ok(more) => got += more,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(got as u64)
 }
