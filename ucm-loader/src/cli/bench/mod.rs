@@ -1,5 +1,6 @@
 //! `ucm bench`: one thing against its alternative, side by side in one run.
 
+mod attach;
 mod channel;
 mod index;
 mod order;
@@ -14,6 +15,7 @@ use crate::cli::Failure;
 #[allow(missing_docs, reason = "see above")]
 #[derive(clap::Subcommand, Debug)]
 pub enum Arguments {
+    Attach(attach::Arguments),
     Channel(channel::Arguments),
     Index(index::Arguments),
     Order(order::Arguments),
@@ -27,6 +29,7 @@ pub enum Arguments {
 /// See [`Failure`].
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     match arguments {
+        Arguments::Attach(arguments) => attach::run(arguments),
         Arguments::Channel(arguments) => channel::run(arguments),
         Arguments::Index(arguments) => index::run(arguments),
         Arguments::Order(arguments) => order::run(arguments),
