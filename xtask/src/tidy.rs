@@ -5,6 +5,7 @@
 //! - Nothing is left to do: no `TODO`, `FIXME`, `todo!`, `unimplemented!`.
 //! - An ordering names its counterpart: each tag in `SYNC(tag)` stands in at
 //!   least two places.
+//! - The text of every mutant is where the list of mutants says.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -40,6 +41,7 @@ pub fn run() -> io::Result<bool> {
             findings.push(format!("{only}: SYNC({tag}) has no counterpart"));
         }
     }
+    crate::mutants::check_list(|finding| findings.push(finding))?;
     findings.iter().for_each(|finding| println!("{finding}"));
     println!("{} files, {} orderings named, {} findings", files.len(), tags.len(), findings.len());
     Ok(findings.is_empty())

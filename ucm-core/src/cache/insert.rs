@@ -4,9 +4,9 @@
 //! other's, so at least one sees the other; the lower slot wins among
 //! insertions, and whatever stands for the key already wins over all of them.
 
+use crate::cache::ask::GetError;
 use crate::cache::evict::Victim;
 use crate::cache::handle::Cache;
-use crate::cache::lookup::GetError;
 use crate::cache::token::Loading;
 use crate::crash::crash_point;
 use crate::evict::clock::{Pool, mark_used};

@@ -1,112 +1,19 @@
-//! The hit path: probe, pin, look again; and waiting for somebody else's load.
+//! The hit path: probe, pin, look again.
 
-use core::fmt;
-
+use crate::cache::ask::{Ask, GetError, Mode};
 use crate::cache::handle::Cache;
 use crate::cache::insert::Insertion;
-use crate::cache::token::{Got, Loading, Pending, Pinned, Progress};
+use crate::cache::token::{Got, Loading, Pending, Pinned};
 use crate::crash::crash_point;
-use crate::evict::clock::{Pool, mark_used};
+use crate::evict::clock::mark_used;
 use crate::host::Host;
 use crate::index::probe::prefetch;
 use crate::key::{KeyHash, ShardKey};
-use crate::limits::{INSERT_PAUSE_NS, INSERT_PAUSES, INSERT_SPINS, WAIT_SLICE_NS, WAIT_SPINS};
+use crate::limits::{INSERT_PAUSE_NS, INSERT_PAUSES, INSERT_SPINS};
 use crate::segment::counters::Counter;
 use crate::slot::meta::LoadErrorCode;
 use crate::slot::word::{Status, Word};
-use crate::sync::{AtomicU32, Ordering, seqcst_order, spin_hint};
-
-/// How a READY shard is treated.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Mode {
-    /// It is a hit.
-    #[default]
-    Cached,
-    /// While nobody else holds it, it is loaded again (backend-only mode).
-    Reload,
-}
-
-/// How a shard is asked for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ask {
-    /// How a READY shard is treated.
-    pub mode: Mode,
-    /// Which slots may give way if it is not there.
-    pub pool: Pool,
-}
-
-impl Ask {
-    /// A hit is a hit, and the reserve stays alone.
-    pub const PLAIN: Self = Self { mode: Mode::Cached, pool: Pool::Ordinary };
-}
-
-/// Why a get returned nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum GetError {
-    /// The key's last load failed, and others are still looking at that.
-    Failed(LoadErrorCode),
-    /// Every slot stayed pinned or in use until the deadline.
-    NothingEvictable,
-    /// Both of the key's buckets are full of slots in use.
-    BucketsPinned,
-    /// The segment was found wrong while it was in use.
-    Poisoned,
-    /// This participant holds too many pins on the shard's slot.
-    TooManyPins,
-    /// The deadline passed while others kept changing the slot.
-    Deadline,
-}
-
-impl fmt::Display for GetError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Failed(code) => write!(f, "the shard's load failed: {code}"),
-            Self::NothingEvictable => f.write_str(
-                "every slot is pinned or being loaded; raise the capacity or lower concurrency",
-            ),
-            Self::BucketsPinned => {
-                f.write_str("every slot that the key's index entry could use is pinned")
-            }
-            Self::Poisoned => f.write_str(super::POISONED),
-            Self::TooManyPins => write!(
-                f,
-                "more than {} pins of one participant on one slot",
-                crate::limits::MAX_PINS_PER_SLOT
-            ),
-            Self::Deadline => f.write_str("the deadline passed"),
-        }
-    }
-}
-
-impl core::error::Error for GetError {}
-
-/// Why a wait ended without the shard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[non_exhaustive]
-pub enum WaitError {
-    /// The load failed.
-    Failed(LoadErrorCode),
-    /// The owner died; ask again, and be the next owner.
-    OwnerDied,
-    /// The segment was found wrong while it was in use.
-    Poisoned,
-    /// The deadline passed.
-    Deadline,
-}
-
-impl fmt::Display for WaitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Failed(code) => write!(f, "the shard's load failed: {code}"),
-            Self::OwnerDied => f.write_str("the rank that was loading the shard died"),
-            Self::Poisoned => f.write_str(super::POISONED),
-            Self::Deadline => f.write_str("the deadline passed before the shard was loaded"),
-        }
-    }
-}
-
-impl core::error::Error for WaitError {}
+use crate::sync::{Ordering, seqcst_order, spin_hint};
 
 enum Attempt {
     Done(Got),
@@ -386,13 +293,6 @@ impl<H: Host> Cache<'_, H> {
         }
     }
 
-    /// A place in the audience of my own load, with a pin of its own: for an
-    /// owner whose bytes are written by one thread and used by another.
-    pub fn follow(&self, loading: &Loading) -> Result<Pending, GetError> {
-        self.plane.pins.pin(self.me, loading.slot).map_err(|_| GetError::TooManyPins)?;
-        Ok(Pending { slot: loading.slot, generation: loading.generation })
-    }
-
     /// Gives a pin back.
     #[inline(always)]
     pub fn release(&self, pinned: Pinned) {
@@ -404,115 +304,5 @@ impl<H: Host> Cache<'_, H> {
     /// The length and checksum that the owner of a READY slot stated.
     pub fn payload(&self, pinned: &Pinned) -> (u32, u64) {
         self.meta(pinned.slot).payload()
-    }
-
-    /// How the load stands: one acquire load.
-    #[inline]
-    pub fn poll(&self, pending: &Pending) -> Progress {
-        let meta = self.meta(pending.slot);
-        // SYNC(slot.state): Acquire; pairs with the exchange in `publish` and
-        // covers the bytes, or the error code stored before it.
-        let word = meta.load(Ordering::Acquire);
-        let same = word.generation() == pending.generation;
-        match word.status() {
-            Status::Loading if same => Progress::Loading,
-            // My pin has kept the key; a tag put on and taken off may have
-            // moved the generation on.
-            Status::Ready => Progress::Ready,
-            Status::Quarantined | Status::Free if same => Progress::OwnerDied,
-            _ => Progress::Failed(meta.error(pending.generation)),
-        }
-    }
-
-    /// Turns a load that [`poll`](Self::poll) called finished into its result.
-    /// While it is still under way the token comes back.
-    pub fn settle(&self, pending: Pending) -> Result<Result<Pinned, WaitError>, Pending> {
-        let slot = pending.slot;
-        let failed = |error| {
-            self.plane.pins.unpin(self.me, slot);
-            Ok(Err(error))
-        };
-        match self.poll(&pending) {
-            Progress::Loading => Err(pending),
-            Progress::Ready => {
-                mark_used(self.access(slot));
-                Ok(Ok(Pinned { slot }))
-            }
-            Progress::Failed(code) => failed(WaitError::Failed(code)),
-            Progress::OwnerDied => {
-                self.add(Counter::OwnerDeathsSeen, 1);
-                failed(WaitError::OwnerDied)
-            }
-        }
-    }
-
-    /// Stops waiting.
-    pub fn cancel(&self, pending: Pending) {
-        self.plane.pins.unpin(self.me, pending.slot);
-    }
-
-    /// Waits for somebody else's load: a short spin, then asleep on the state
-    /// word, in slices, because the one who should wake us may die first.
-    pub fn wait(&self, pending: Pending, deadline_ns: u64) -> Result<Pinned, WaitError> {
-        let mut pending = pending;
-        let mut spins = 0;
-        loop {
-            pending = match self.settle(pending) {
-                Ok(result) => return result,
-                Err(pending) => pending,
-            };
-            if spins < WAIT_SPINS && !cfg!(ucm_loom) {
-                spins += 1;
-                spin_hint();
-                continue;
-            }
-            let Some((word, expected)) = self.arm(&pending) else { continue };
-            let now_ns = self.host.now_ns();
-            if now_ns >= deadline_ns {
-                self.cancel(pending);
-                return Err(WaitError::Deadline);
-            }
-            self.host.wait(word, expected, WAIT_SLICE_NS.min(deadline_ns - now_ns));
-            crash_point!(WaitOver);
-            // A wake-up is the common case. Only when the slice ran out in
-            // vain is it worth asking whether the owner still lives.
-            if self.host.now_ns() - now_ns >= WAIT_SLICE_NS {
-                self.look_after_owner(&pending);
-                if self.plane.is_poisoned() {
-                    self.cancel(pending);
-                    return Err(WaitError::Poisoned);
-                }
-            }
-        }
-    }
-
-    /// Announces a sleeper on the load's state word, for a caller that sleeps
-    /// on several. Returns what to hand to `Waiter::wait_any`; `None` when the
-    /// load is over, or changed just now: look again.
-    pub fn arm(&self, pending: &Pending) -> Option<(&AtomicU32, u32)> {
-        let meta = self.meta(pending.slot);
-        let word = meta.load(Ordering::Acquire);
-        if word.status() != Status::Loading || word.generation() != pending.generation {
-            return None;
-        }
-        // In the same word as the state: whoever changes the state sees it.
-        let armed = word.with_waiters();
-        if !word.has_waiters() && !meta.exchange(word, armed) {
-            return None;
-        }
-        crash_point!(WaitArmed);
-        Some((meta.state_word(), armed.0))
-    }
-
-    /// For a waiter whose slice ran out: if the load's owner is dead, reap it.
-    pub fn look_after_owner(&self, pending: &Pending) {
-        self.check_health();
-        let word = self.meta(pending.slot).load(Ordering::Acquire);
-        let same = word.status() == Status::Loading && word.generation() == pending.generation;
-        if let Some(owner) = word.owner().filter(|_| same)
-            && !self.host.is_held(owner)
-        {
-            self.reap(owner);
-        }
     }
 }

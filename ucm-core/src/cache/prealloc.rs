@@ -1,7 +1,7 @@
 //! Prealloc: the slot of a block's next shard, ready to be taken over.
 
+use crate::cache::ask::GetError;
 use crate::cache::handle::Cache;
-use crate::cache::lookup::GetError;
 use crate::evict::clock::Pool;
 use crate::host::Host;
 use crate::key::ShardKey;

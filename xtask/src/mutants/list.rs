@@ -114,7 +114,7 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     loom(
         "poll with Relaxed",
-        "ucm-core/src/cache/lookup.rs",
+        "ucm-core/src/cache/wait.rs",
         "let word = meta.load(Ordering::Acquire);\n        let same = word.generation() == pending.generation;",
         "let word = meta.load(Ordering::Relaxed);\n        let same = word.generation() == pending.generation;",
     ),
@@ -162,7 +162,7 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     loom(
         "waiter does not set the waiters bit",
-        "ucm-core/src/cache/lookup.rs",
+        "ucm-core/src/cache/wait.rs",
         "let armed = word.with_waiters();",
         "let armed = word;",
     ),
@@ -240,14 +240,14 @@ pub const MUTANTS: &[Mutant] = &[
     ),
     processes(
         "no timed wait: a waiter sleeps until it is woken",
-        "ucm-core/src/cache/lookup.rs",
+        "ucm-core/src/cache/wait.rs",
         "self.host.wait(word, expected, WAIT_SLICE_NS.min(deadline_ns - now_ns));",
         "self.host.wait(word, expected, deadline_ns - now_ns);",
         "the_waiters_of_a_killed_owner_finish_and_exactly_one_of_them_loads_it",
     ),
     processes(
         "a waiter does not ask whether the owner lives",
-        "ucm-core/src/cache/lookup.rs",
+        "ucm-core/src/cache/wait.rs",
         "                self.look_after_owner(&pending);",
         "",
         "the_waiters_of_a_killed_owner_finish_and_exactly_one_of_them_loads_it",
