@@ -1,31 +1,33 @@
 //! The engine: one rank's cache, backend, device and pipelines, as a library.
 
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use ucm_core::cache::Pinned;
-use ucm_core::device::{Device, DeviceError};
+use ucm_core::device::Device;
 use ucm_core::key::{BlockId, ShardKey};
 use ucm_core::ring::{Consumer, Producer, Ring, Slot};
 use ucm_core::rotation::RankCountMismatch;
-use ucm_core::slot::meta::LoadErrorCode;
-use ucm_core::{DevicePtr, Loading, Role};
-use ucm_posix::{Attachment, JoinError, Segment, SegmentError};
+use ucm_core::{DevicePtr, Role};
+use ucm_posix::{Attachment, Segment};
 
 use crate::backend::recorder::{EventKind, EventLog};
 use crate::backend::traits::{Backend, BackendError, SharedMemory};
 use crate::completion::CompletionFd;
 use crate::config::Config;
-use crate::doorbell::Doorbell;
 use crate::dump::Dumper;
 use crate::load::budget::Budget;
 use crate::load::dispatch::Dispatcher;
 use crate::load::transfer::{Item, Transferrer};
 use crate::metrics::{Metrics, MetricsSnapshot};
-use crate::task::{Destination, ShardError, ShardTarget, TaskHandle, TaskOptions, TaskState};
+use crate::task::{Destination, ShardTarget, TaskHandle, TaskOptions, TaskState};
+
+mod error;
+mod shared;
+
+pub use error::{StartError, SubmitError};
+pub(crate) use shared::Shared;
 
 /// One part in so many of a rank's slots is for dumps.
 const DUMP_PART: u32 = 4;
@@ -38,146 +40,6 @@ pub(crate) type WaitingConsumer = End<Arc<TaskState>>;
 pub(crate) type WaitingProducer = Start<Arc<TaskState>>;
 pub(crate) type RunningConsumer = End<Item>;
 pub(crate) type RunningProducer = Start<Item>;
-
-/// Why an engine did not start.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum StartError {
-    /// The segment could not be made or joined.
-    #[error(transparent)]
-    Segment(#[from] SegmentError),
-    /// The rank could not take its place in it.
-    #[error(transparent)]
-    Join(#[from] JoinError),
-    /// The device cannot be used.
-    #[error("device {name}: {error}")]
-    Device {
-        /// Its name.
-        name: String,
-        /// Why not.
-        error: DeviceError,
-    },
-    /// A thread or a descriptor could not be had.
-    #[error("{what} could not be created: {error}; raise the process's limits (ulimit -u, -n)")]
-    Resource {
-        /// Which.
-        what: &'static str,
-        /// Why not.
-        error: std::io::Error,
-    },
-}
-
-/// Why a task was not taken.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum SubmitError {
-    /// As many tasks as the queue holds are waiting.
-    #[error(
-        "the waiting queue of {depth} tasks is full; raise waiting_queue_depth or wait for some"
-    )]
-    QueueFull {
-        /// The queue's depth.
-        depth: u32,
-    },
-    /// More shards than the running queue holds.
-    #[error("a task of {shards} shards exceeds running_queue_depth = {depth}; split it")]
-    TaskTooLarge {
-        /// Its shards.
-        shards: usize,
-        /// The queue's depth.
-        depth: u32,
-    },
-    /// Not one address for each tensor of each shard.
-    #[error("{shards} shards of {tensors} tensors need {} addresses, {addresses} were given", shards * tensors)]
-    Addresses {
-        /// Shards of the task.
-        shards: usize,
-        /// Tensors of a shard.
-        tensors: usize,
-        /// Addresses that came.
-        addresses: usize,
-    },
-    /// The engine is shutting down.
-    #[error("the engine is shutting down")]
-    ShuttingDown,
-}
-
-/// What the threads of an engine share.
-pub(crate) struct Shared {
-    pub(crate) config: Config,
-    pub(crate) attachment: Attachment,
-    pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) device: Arc<dyn Device>,
-    pub(crate) budget: Budget,
-    /// Slots that dumps may pin at a time.
-    pub(crate) dump_share: u32,
-    /// A task waits for dispatch.
-    pub(crate) submitted: Arc<Doorbell>,
-    /// A shard waits for transfer.
-    pub(crate) dispatched: Arc<Doorbell>,
-    pub(crate) metrics: Metrics,
-    pub(crate) log: Option<Arc<EventLog>>,
-    stopping: AtomicBool,
-    dispatcher_gone: AtomicBool,
-}
-
-impl Shared {
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn is_dispatcher_gone(&self) -> bool {
-        self.dispatcher_gone.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn shard_bytes(&self) -> usize {
-        self.config.shard_bytes as usize
-    }
-
-    pub(crate) fn slot_ptr(&self, slot: u32) -> Option<NonNull<u8>> {
-        self.attachment.segment().slot_ptr(slot)
-    }
-
-    pub(crate) fn record(&self, kind: EventKind, key: &ShardKey) {
-        if let Some(log) = &self.log {
-            log.record(kind, key, crate::backend::recorder::OK);
-        }
-    }
-
-    /// READY. `None` only if this process is a copy of a rank that was reaped.
-    pub(crate) fn publish(
-        &self,
-        loading: Loading,
-        length_bytes: u32,
-        checksum: u64,
-    ) -> Option<Pinned> {
-        match self.attachment.cache().publish(loading, length_bytes, checksum) {
-            Ok(pinned) => Some(pinned),
-            Err(reaped) => {
-                tracing::error!("{reaped}");
-                None
-            }
-        }
-    }
-
-    pub(crate) fn fail(&self, loading: Loading, code: LoadErrorCode) {
-        if let Err(reaped) = self.attachment.cache().fail(loading, code) {
-            tracing::error!("{reaped}");
-        }
-    }
-
-    pub(crate) fn abandon(&self, loading: Loading) {
-        self.fail(loading, LoadErrorCode::ABANDONED);
-    }
-
-    /// One shard of a task has ended.
-    pub(crate) fn end(&self, task: &TaskState, index: usize, result: Result<(), ShardError>) {
-        if result.is_err() {
-            self.metrics.add(|m| &m.shard_failures, 1);
-        }
-        task.end(index, result);
-    }
-}
 
 /// How far a chain of blocks is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
