@@ -90,6 +90,19 @@ fn a_pin_that_is_given_back_and_was_not_there_is_noticed_and_not_counted_below_z
 }
 
 #[test]
+fn a_mark_that_would_hide_a_participants_pins_from_evictors_is_noticed() {
+    for mark in [0, 1, 33, u32::MAX] {
+        let heap = HeapPlane::new(shape(4, 2));
+        let rank = heap.rank(1);
+        rank.reap_dead();
+        assert!(!rank.plane().is_poisoned());
+        scribble(&heap, 192, mark);
+        rank.reap_dead();
+        assert!(rank.plane().is_poisoned(), "{mark}");
+    }
+}
+
+#[test]
 fn reaping_a_dead_rank_finds_impossible_slots_on_its_way() {
     let heap = HeapPlane::new(shape(64, 2));
     let (living, dying) = (heap.rank(0), heap.rank(1));

@@ -9,6 +9,10 @@ pub enum Suite {
     Core,
     /// Interleavings of the core set up by hand.
     Directed,
+    /// Segments that turn out wrong while in use.
+    Health,
+    /// A segment's life: made, refused, replaced, removed.
+    Segment,
     /// Real processes, killed and stopped at random.
     Processes,
     /// Real processes, killed and stopped at named points.
@@ -17,8 +21,15 @@ pub enum Suite {
 
 impl Suite {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Loom, Self::Core, Self::Directed, Self::Processes, Self::Crash];
+    pub const ALL: [Self; 7] = [
+        Self::Loom,
+        Self::Core,
+        Self::Directed,
+        Self::Health,
+        Self::Segment,
+        Self::Processes,
+        Self::Crash,
+    ];
 
     /// What `cargo test` is told.
     pub fn arguments(self) -> &'static [&'static str] {
@@ -26,6 +37,8 @@ impl Suite {
             Self::Loom => &["--package", "ucm-core", "--release", "--test", "loom"],
             Self::Core => &["--package", "ucm-core", "--test", "cache"],
             Self::Directed => &["--package", "ucm-core", "--test", "directed"],
+            Self::Health => &["--package", "ucm-core", "--test", "health"],
+            Self::Segment => &["--package", "ucm-posix", "--test", "segment"],
             Self::Processes => &["--package", "ucm-tests", "--test", "multi_process"],
             Self::Crash => &["--package", "ucm-tests", "--test", "crash_points"],
         }
@@ -35,7 +48,7 @@ impl Suite {
     pub fn rustflags(self) -> &'static str {
         match self {
             Self::Loom => "--cfg ucm_loom",
-            Self::Core | Self::Processes => "",
+            Self::Core | Self::Health | Self::Segment | Self::Processes => "",
             Self::Directed | Self::Crash => "--cfg ucm_crash",
         }
     }

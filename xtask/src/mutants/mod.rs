@@ -6,6 +6,7 @@
 //! text is no longer found, or that does not compile, is an error: the list
 //! must follow the code.
 
+mod hostile;
 mod list;
 
 use std::fs;
@@ -16,6 +17,11 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use list::{MUTANTS, Mutant, Suite};
+
+/// All lists, one after the other.
+fn mutants() -> impl Iterator<Item = &'static Mutant> {
+    MUTANTS.iter().chain(hostile::MUTANTS)
+}
 
 /// Options of `cargo xtask mutants`.
 #[derive(clap::Args)]
@@ -46,8 +52,7 @@ pub fn run_first(limit: usize) -> io::Result<bool> {
 
 /// Runs the mutants; true when none was missed.
 pub fn run(arguments: &Arguments) -> io::Result<bool> {
-    let wanted: Vec<&Mutant> = MUTANTS
-        .iter()
+    let wanted: Vec<&Mutant> = mutants()
         .filter(|mutant| arguments.only.as_ref().is_none_or(|only| mutant.name.contains(only)))
         .take(arguments.limit.unwrap_or(usize::MAX))
         .collect();
@@ -85,7 +90,7 @@ pub fn run(arguments: &Arguments) -> io::Result<bool> {
 /// not goes to `report`. Needs no build, so `tidy` asks.
 pub fn check_list(mut report: impl FnMut(String)) -> io::Result<()> {
     let root = crate::workspace_root()?;
-    for mutant in MUTANTS {
+    for mutant in mutants() {
         let text = fs::read_to_string(root.join(mutant.file)).unwrap_or_default();
         let places = text.matches(mutant.from).count();
         if places != 1 {
