@@ -97,6 +97,9 @@ pub struct LoaderConfig {
     /// Whether block files are read past the page cache. Right where the
     /// store is larger than the memory left for it.
     pub direct_io: bool,
+    /// What a `posix:` store may take of its medium; beyond that the blocks
+    /// that were not read for longest are removed. By default no limit.
+    pub store_limit_bytes: Option<u64>,
     /// Whether ranks walk a task's shards in rotated order.
     pub rotate: bool,
     /// How waiters wait: `futex`, or `yield` to measure the difference.
@@ -139,6 +142,7 @@ impl Default for LoaderConfig {
             fsync: Fsync::Data,
             io_engine: IoEngine::Auto,
             direct_io: false,
+            store_limit_bytes: None,
             rotate: true,
             wait_mode: WaitMode::Futex,
             model: String::new(),

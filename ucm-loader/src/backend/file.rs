@@ -1,17 +1,22 @@
 //! The posix backend: one file a block, in a directory.
 //!
-//! A block is assembled in a temporary file of its writer's and renamed to its
-//! final name when it is complete, so a name that exists stands for a whole
-//! block. [`layout`] is the file format, [`store`] the directory,
+//! A block is assembled in a temporary file, by one process or several, and
+//! renamed to its final name when it is complete, so a name that exists stands
+//! for a whole block. [`layout`] is the file format, [`store`] the directory,
 //! `write` the assembly and `read` the way back.
 
+pub mod collect;
 mod engine;
 pub mod layout;
 mod open_block;
+mod partial;
+#[cfg(test)]
+mod power;
 mod read;
 pub mod store;
 #[cfg(test)]
 mod tests;
+pub mod upkeep;
 mod uring;
 mod write;
 
@@ -59,6 +64,8 @@ pub struct FileOptions {
     pub engine: IoEngine,
     /// Whether reads go past the page cache, as far as alignment allows.
     pub direct_io: bool,
+    /// What the blocks may take on the medium; the coldest go beyond.
+    pub limit_bytes: Option<u64>,
     /// How long a read may take; see [`IoEngine`].
     pub timeout: Duration,
 }
@@ -75,6 +82,7 @@ impl FileOptions {
             unfinished_blocks: DEFAULT_UNFINISHED_BLOCKS,
             engine: IoEngine::default(),
             direct_io: false,
+            limit_bytes: None,
             timeout: DEFAULT_TIMEOUT,
         }
     }
@@ -96,8 +104,7 @@ impl FileStore {
         let direct = DirectIo::new(options.direct_io);
         let (verify, open_files) = (options.verify, options.open_files);
         let reader = Reader::new(Arc::clone(&dir), layout, verify, open_files, direct);
-        let unfinished = options.unfinished_blocks;
-        let writer = Writer::new(Arc::clone(&dir), layout, options.fsync, unfinished);
+        let writer = Writer::new(Arc::clone(&dir), layout, options);
         Ok(Self { dir, layout, reader, writer })
     }
 

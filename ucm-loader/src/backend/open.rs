@@ -39,6 +39,7 @@ pub fn open(config: &Config, log: Option<&Arc<EventLog>>) -> Result<Arc<dyn Back
                 verify: config.checksum,
                 engine: config.io_engine,
                 direct_io: config.direct_io,
+                limit_bytes: config.store_limit_bytes,
                 timeout: config.timeout,
                 ..FileOptions::new(dir, config.store_geometry())
             };

@@ -253,10 +253,12 @@ pub trait Backend: Send + Sync {
     /// memory prepared. A hint: loads to other places work as well.
     fn adopt_memory(&self, _memory: SharedMemory) {}
 
-    /// Begins one store and returns. All shards of a block are put by one
-    /// process, each once, in any order. The completion of the last one comes
-    /// when the block is visible; those of the others say only that their
-    /// bytes have been taken.
+    /// Begins one store and returns. A process puts each shard of a block
+    /// once; where the backend assembles blocks of several processes (posix
+    /// does), some may come from others and at other times. The completion of
+    /// the last one comes when the block is visible; those of the others say
+    /// only that their bytes have been taken, and that holds as long as a
+    /// process that put some of the block's shards lives.
     fn put(&self, request: StoreRequest);
 
     /// Forgets the shards of `block` that have been put so far, for a writer

@@ -9,6 +9,7 @@ pub mod output;
 pub mod rank;
 pub mod replay;
 pub mod scratch;
+pub mod store;
 
 use std::process::ExitCode;
 
@@ -47,6 +48,9 @@ enum Command {
     Inspect(inspect::Arguments),
     Doctor(doctor::Arguments),
     Gc(gc::Arguments),
+    /// Look after a store of block files: what it holds, whether it is right, its size
+    #[command(subcommand)]
+    Store(store::Arguments),
     Rank(rank::Arguments),
     /// One rank of a run, driven by its parent
     #[command(name = RANK_COMMAND, hide = true)]
@@ -77,6 +81,7 @@ pub fn run(cli: Cli) -> ExitCode {
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Gc(arguments) => gc::run(&arguments),
+        Command::Store(arguments) => store::run(&arguments),
         Command::Rank(arguments) => rank::run(&arguments),
         Command::RankProcess => rank_process(),
     };

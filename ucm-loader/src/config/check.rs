@@ -117,6 +117,8 @@ pub struct Config {
     pub io_engine: IoEngine,
     /// Whether they are read past the page cache.
     pub direct_io: bool,
+    /// What a store of block files may take.
+    pub store_limit_bytes: Option<u64>,
     /// Whether ranks walk a task's shards in rotated order.
     pub rotate: bool,
     /// How waiters wait.
@@ -222,6 +224,7 @@ impl LoaderConfig {
             fsync: self.fsync,
             io_engine: self.io_engine,
             direct_io: self.direct_io,
+            store_limit_bytes: self.store_limit_bytes,
             rotate: self.rotate,
             wait_mode: self.wait_mode,
         })

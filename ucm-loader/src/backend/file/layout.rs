@@ -26,6 +26,8 @@ const FIXED_BYTES: usize = 64;
 const ENTRY_BYTES: usize = 16;
 const CHECKSUM_AT: usize = 56;
 const HAS_CHECKSUM: u64 = 1 << 63;
+/// In a block that is being written: the shard's bytes are there.
+const IS_WRITTEN: u64 = 1 << 62;
 
 /// More shards than a block can sensibly have; bounds what an untrusted
 /// header can make a reader allocate.
@@ -91,6 +93,15 @@ pub struct ShardEntry {
     pub len_bytes: u64,
     /// The xxh3-64 of its bytes, if the writer made one.
     pub checksum: Option<u64>,
+}
+
+/// What the first bytes of a block that is being written say.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Draft {
+    /// There is no header yet; these shards have been written.
+    Open(Vec<Option<ShardEntry>>),
+    /// There is a header: every shard is there, and nothing changes any more.
+    Headed,
 }
 
 /// Where things are in the block files of one store.
@@ -180,6 +191,36 @@ impl BlockLayout {
         (0..shards).map(|shard| self.entry(header, shard).ok_or(length)?).collect()
     }
 
+    /// Where the table says of `shard` what there is.
+    pub(super) fn entry_offset(shard: u32) -> u64 {
+        FIXED_BYTES as u64 + u64::from(shard) * ENTRY_BYTES as u64
+    }
+
+    /// The two words of an entry in a block that is being written.
+    pub(super) fn draft_entry(entry: Option<ShardEntry>) -> [[u8; 8]; 2] {
+        let Some(ShardEntry { len_bytes, checksum }) = entry else { return [[0; 8]; 2] };
+        let flag = if checksum.is_some() { HAS_CHECKSUM } else { 0 };
+        [(len_bytes | flag | IS_WRITTEN).to_le_bytes(), checksum.unwrap_or(0).to_le_bytes()]
+    }
+
+    /// Reads the first bytes of a block that is being written. An entry with
+    /// an impossible length counts as missing.
+    pub fn draft(&self, header: &[u8]) -> Draft {
+        if take(header, 0) == Some(MAGIC) {
+            return Draft::Headed;
+        }
+        let entry = |shard: u32| {
+            let at = Self::entry_offset(shard) as usize;
+            let word = u64::from_le_bytes(take(header, at)?);
+            let checksum = u64::from_le_bytes(take(header, at + 8)?);
+            let len_bytes = word & !(HAS_CHECKSUM | IS_WRITTEN);
+            let checksum = (word & HAS_CHECKSUM != 0).then_some(checksum);
+            let is_there = word & IS_WRITTEN != 0 && len_bytes <= self.shard_bytes;
+            is_there.then_some(ShardEntry { len_bytes, checksum })
+        };
+        Draft::Open((0..self.shards_per_block).map(entry).collect())
+    }
+
     /// `None` if the header is too short for it.
     fn entry(&self, header: &[u8], shard: u32) -> Option<Result<ShardEntry, BadObject>> {
         let at = FIXED_BYTES + shard as usize * ENTRY_BYTES;
@@ -218,6 +259,23 @@ mod tests {
     fn a_header_survives_encoding() {
         let header = LAYOUT.encode(BLOCK, &table());
         assert_eq!(LAYOUT.decode(BLOCK, &header), Ok(table()));
+    }
+
+    #[test]
+    fn a_draft_says_which_shards_are_there_until_it_has_a_header() {
+        let mut draft = vec![0; 4096];
+        assert_eq!(LAYOUT.draft(&draft), Draft::Open(vec![None; 3]));
+        for (shard, entry) in (0..3).zip(table()) {
+            let at = BlockLayout::entry_offset(shard) as usize;
+            draft[at..at + 16]
+                .copy_from_slice(BlockLayout::draft_entry(Some(entry)).as_flattened());
+        }
+        assert_eq!(LAYOUT.draft(&draft), Draft::Open(table().into_iter().map(Some).collect()));
+        draft[64..72].copy_from_slice(&(5001 | IS_WRITTEN).to_le_bytes());
+        let Draft::Open(found) = LAYOUT.draft(&draft) else { panic!("it has no header") };
+        assert_eq!(found[0], None);
+        assert_eq!(LAYOUT.draft(&LAYOUT.encode(BLOCK, &table())), Draft::Headed);
+        assert_eq!(LAYOUT.draft(&[]), Draft::Open(vec![None; 3]));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use ucm_core::key::{BlockId, ShardKey};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::collect::touch;
 use super::layout::{BadObject, BlockLayout, ShardEntry};
 use super::open_block::{DirectIo, OpenBlock, read_at, regular_length};
 use super::store::{StoreDir, io_error};
@@ -160,6 +161,7 @@ impl Reader {
             Err(error) => return Err(io_error("open", &path, &error.into())),
         };
         let table = self.check(key.block, &plain, path.clone())?;
+        touch(&plain);
         let direct = self.direct.open_direct(&path, &plain);
         let block = Arc::new(OpenBlock { plain, direct, table });
         let gone = self.lock().insert(key.block, Arc::clone(&block), self.limit);

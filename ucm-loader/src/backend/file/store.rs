@@ -3,12 +3,14 @@
 //! ```text
 //! DIR/store.toml          what the store was made for; written once
 //! DIR/blocks/ab/<id>.kv   complete blocks, by the id's first byte
-//! DIR/tmp/                blocks being written, each locked by its writer
+//! DIR/tmp/                blocks being written, each locked by its writers
+//! DIR/gc.lock             held by whoever removes cold blocks
 //! DIR/bad/                objects that turned out wrong, for people to look at
 //! ```
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -166,7 +168,10 @@ impl StoreDir {
             // The kernel frees a writer's lock when its last thread is gone,
             // so nobody is called dead by mistake; see `temporary` for the
             // writer that has made its file but not yet locked it.
+            // And since it can be published and its name be taken by another
+            // before the lock is had, the name is looked at again.
             if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+                && is_named(&file, &path)
                 && fs::remove_file(&path).is_ok()
             {
                 tracing::info!(path = %path.display(), "removed a dead writer's unfinished block");
@@ -229,6 +234,14 @@ impl StoreDir {
     }
 }
 
+/// Whether `path` is the name of `file`.
+fn is_named(file: &impl AsFd, path: &Path) -> bool {
+    let (Ok(named), Ok(held)) = (rustix::fs::lstat(path), rustix::fs::fstat(file)) else {
+        return false;
+    };
+    (named.st_dev, named.st_ino) == (held.st_dev, held.st_ino)
+}
+
 /// Makes a directory unless it is there.
 pub(super) fn make_dir(path: &Path) -> io::Result<()> {
     match rustix::fs::mkdir(path, Mode::RWXU) {
@@ -237,7 +250,7 @@ pub(super) fn make_dir(path: &Path) -> io::Result<()> {
     }
 }
 
-fn read_description(path: &Path) -> Result<StoreGeometry, OpenError> {
+pub(super) fn read_description(path: &Path) -> Result<StoreGeometry, OpenError> {
     let not_a_store = || OpenError::NotAStore { path: path.to_owned() };
     let mut text = String::new();
     File::open(path)

@@ -283,3 +283,90 @@ fn a_killed_writer_leaves_its_whole_blocks_and_nothing_of_the_others() {
     put_block(&backend, id(2), SHARDS, SHARD_BYTES);
     assert_block(&backend, id(2), SHARDS, SHARD_BYTES);
 }
+
+#[test]
+fn shards_of_one_block_may_come_from_several_openings_in_any_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let writers = [open(&dir), open(&dir), open(&dir)];
+    for number in 0..20 {
+        let block = id(number);
+        for shard in [1, 2, 0] {
+            assert_eq!(writers[0].exists(&[block]), Ok(vec![false]));
+            let key = ShardKey::new(block, shard);
+            let bytes = bytes_of(key, SHARD_BYTES);
+            let writer = &writers[(number as u32 + shard) as usize % 3];
+            put(writer, key, &bytes, Some(xxh3_64(&bytes))).unwrap();
+        }
+        assert_block(&writers[number as usize % 3], block, SHARDS, SHARD_BYTES);
+    }
+    assert_eq!(files_in(&dir, "tmp"), 0);
+}
+
+#[test]
+fn openings_that_put_overlapping_shards_at_once_make_whole_blocks() {
+    let dir = tempfile::tempdir().unwrap();
+    let writers = [open(&dir), open(&dir)];
+    std::thread::scope(|scope| {
+        for (first, writer) in (0..).zip(&writers) {
+            scope.spawn(move || {
+                for number in 0..40 {
+                    // Each leaves out another one; the middle is put by both.
+                    for shard in [first, 1 + first] {
+                        let key = ShardKey::new(id(number), shard);
+                        let bytes = bytes_of(key, SHARD_BYTES);
+                        put(writer, key, &bytes, Some(xxh3_64(&bytes))).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    (0..40).for_each(|number| assert_block(&writers[0], id(number), SHARDS, SHARD_BYTES));
+    // What was put after a block had become visible goes with its writer.
+    drop(writers);
+    assert_eq!(files_in(&dir, "tmp"), 0);
+}
+
+#[test]
+fn a_part_that_another_opening_put_outlives_a_discard_of_ones_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (open(&dir), open(&dir));
+    let put_shard = |writer, shard| {
+        let key = ShardKey::new(id(1), shard);
+        let bytes = bytes_of(key, SHARD_BYTES);
+        put(writer, key, &bytes, Some(xxh3_64(&bytes))).unwrap();
+    };
+    put_shard(&one, 0);
+    put(&two, ShardKey::new(id(1), 1), b"wrong", None).unwrap();
+    two.discard(id(1));
+    put_shard(&one, 2);
+    assert_eq!(one.exists(&[id(1)]), Ok(vec![false]));
+    put_shard(&two, 1);
+    assert_block(&one, id(1), SHARDS, SHARD_BYTES);
+}
+
+#[test]
+fn a_block_that_was_removed_can_be_put_again_by_whoever_put_a_part_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (one, two) = (open(&dir), open(&dir));
+    put(&one, ShardKey::new(id(1), 0), b"first", None).unwrap();
+    put(&two, ShardKey::new(id(1), 1), b"second", None).unwrap();
+    put(&two, ShardKey::new(id(1), 2), b"third", None).unwrap();
+    assert_eq!(one.exists(&[id(1)]), Ok(vec![true]));
+    fs::remove_file(one.store().block_path(&id(1))).unwrap();
+    put_block(&one, id(1), SHARDS, SHARD_BYTES);
+    assert_block(&open(&dir), id(1), SHARDS, SHARD_BYTES);
+}
+
+#[test]
+fn blocks_that_others_have_finished_do_not_count_as_unfinished() {
+    let dir = tempfile::tempdir().unwrap();
+    let one = open_with(&dir, |options| options.unfinished_blocks = 2);
+    let two = open(&dir);
+    for number in 0..6 {
+        put(&one, ShardKey::new(id(number), 0), b"a", None).unwrap();
+        put(&two, ShardKey::new(id(number), 1), b"b", None).unwrap();
+        put(&two, ShardKey::new(id(number), 2), b"c", None).unwrap();
+    }
+    let all: Vec<_> = (0..6).map(id).collect();
+    assert_eq!(two.exists(&all), Ok(vec![true; 6]));
+}

@@ -1,54 +1,40 @@
-//! Writing blocks: each assembled in a temporary file, renamed when complete.
+//! Writing blocks: shards go into partial files, the last one publishes.
+//!
+//! The shards of a block may come from several processes and at different
+//! times: all of them have the same partial file open, see [`Partial`].
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fs::{self, File};
-use std::io;
-use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use ucm_core::key::{BlockId, ShardKey};
-use ucm_core::sync::{AtomicU32, Ordering};
 
-use super::layout::{BlockLayout, ShardEntry};
-use super::store::{Fsync, StoreDir, io_error, make_dir};
+use super::FileOptions;
+use super::collect::Keeper;
+use super::layout::{BlockLayout, Draft};
+use super::partial::{Obstacle, Partial};
+use super::store::{Fsync, StoreDir, io_error};
 use crate::backend::traits::BackendError;
-use crate::crash::crash_point;
 
-/// How far one shard of an unfinished block is.
-#[derive(Clone, Copy)]
+/// How far this process is with one shard of an unfinished block.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
     Missing,
     Writing,
-    Written(ShardEntry),
+    Written,
 }
 
-/// A block that is being written. Its temporary file goes with it.
+/// A block that this process puts shards of.
 struct Assembly {
-    path: PathBuf,
-    /// Locked, which tells sweepers that this process lives.
-    file: File,
+    partial: Partial,
     shards: Mutex<Vec<Progress>>,
-    /// 1 once the file has its final name and `path` is nobody's.
-    renamed: AtomicU32,
+    /// Two threads may see at once that the last shard is there.
+    publishing: Mutex<()>,
 }
 
-impl Assembly {
-    fn lock(&self) -> MutexGuard<'_, Vec<Progress>> {
-        self.shards.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Drop for Assembly {
-    fn drop(&mut self) {
-        if self.renamed.load(Ordering::Relaxed) == 0
-            && let Err(error) = fs::remove_file(&self.path)
-        {
-            // The next opening of the store finds it unlocked and tries again.
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove an unfinished block");
-        }
-    }
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The writing half of a store.
@@ -57,19 +43,20 @@ pub(super) struct Writer {
     layout: BlockLayout,
     fsync: Fsync,
     limit: usize,
+    /// How long another process's write of the same shard is waited for.
+    timeout: Duration,
+    keeper: Keeper,
     unfinished: Mutex<HashMap<BlockId, Arc<Assembly>>>,
 }
 
 impl Writer {
-    pub(super) fn new(dir: Arc<StoreDir>, layout: BlockLayout, fsync: Fsync, limit: usize) -> Self {
-        Self { dir, layout, fsync, limit, unfinished: Mutex::default() }
+    pub(super) fn new(dir: Arc<StoreDir>, layout: BlockLayout, options: &FileOptions) -> Self {
+        let FileOptions { fsync, unfinished_blocks: limit, timeout, limit_bytes, .. } = *options;
+        let keeper = Keeper::new(limit_bytes);
+        Self { dir, layout, fsync, limit, timeout, keeper, unfinished: Mutex::default() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<BlockId, Arc<Assembly>>> {
-        self.unfinished.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Takes one shard; with the last, publishes the block. `key.shard` is in range.
+    /// Takes one shard; if it was the last, publishes the block. `key.shard` is in range.
     pub(super) fn store(
         &self,
         key: ShardKey,
@@ -81,113 +68,122 @@ impl Writer {
             let room_bytes = self.layout.shard_bytes;
             return Err(BackendError::DoesNotFit { key, len_bytes, room_bytes });
         }
-        let assembly = self.assembly(key.block)?;
-        let shard = key.shard as usize;
-        match &mut assembly.lock()[shard] {
-            slot @ Progress::Missing => *slot = Progress::Writing,
-            Progress::Writing | Progress::Written(_) => return Err(BackendError::PutTwice(key)),
-        }
+        let deadline = Instant::now() + self.timeout;
+        let assembly = self.begin(key, deadline)?;
+        let partial = &assembly.partial;
         // Without the lock: the shards of a block are written side by side.
-        let written = assembly.file.write_all_at(bytes, self.layout.shard_offset(key.shard));
-        crash_point!(FileShardWritten);
-        let complete = {
-            let mut shards = assembly.lock();
-            if let Err(error) = written {
-                shards[shard] = Progress::Missing;
-                return Err(io_error("pwrite", &assembly.path, &error));
-            }
-            shards[shard] = Progress::Written(ShardEntry { len_bytes, checksum });
-            complete(&shards)
-        };
-        let Some(table) = complete else { return Ok(()) };
-        self.discard(&key.block);
-        self.publish(key.block, &assembly, &table)
+        let written = partial.put(key, bytes, checksum, deadline);
+        lock(&assembly.shards)[key.shard as usize] =
+            if written.is_ok() { Progress::Written } else { Progress::Missing };
+        let named = |obstacle| self.error(partial, obstacle);
+        written.map_err(named)?;
+        match partial.draft().map_err(named)? {
+            Draft::Open(table) if table.iter().any(Option::is_none) => return Ok(()),
+            Draft::Open(_) | Draft::Headed => {}
+        }
+        self.forget(key.block, &assembly);
+        {
+            let _one_at_a_time = lock(&assembly.publishing);
+            partial.publish(&self.dir, self.fsync, deadline).map_err(named)?;
+        }
+        self.keeper.wrote(self.dir.root(), self.layout.file_bytes());
+        Ok(())
     }
 
-    /// Forgets an unfinished block; its file goes when the last write to it ends.
+    /// Forgets what this process has put of an unfinished block; the file
+    /// goes when nobody has it open any more.
     pub(super) fn discard(&self, block: &BlockId) {
         // Bound before it is dropped: dropping unlinks, and not under the lock.
-        let forgotten = self.lock().remove(block);
-        drop(forgotten);
+        let forgotten = lock(&self.unfinished).remove(block);
+        let Some(assembly) = forgotten else { return };
+        let mine: Vec<_> = (0..)
+            .zip(lock(&assembly.shards).iter().copied())
+            .filter(|(_, progress)| *progress == Progress::Written)
+            .collect();
+        let deadline = Instant::now() + self.timeout;
+        if let Err(obstacle) =
+            assembly.partial.forget(mine.into_iter().map(|(shard, _)| shard), deadline)
+        {
+            let error = self.error(&assembly.partial, obstacle);
+            tracing::warn!(%block, %error, "what was put of a discarded block stays in its partial file");
+        }
     }
 
-    fn assembly(&self, block: BlockId) -> Result<Arc<Assembly>, BackendError> {
-        {
-            let unfinished = self.lock();
-            if let Some(assembly) = unfinished.get(&block) {
-                return Ok(Arc::clone(assembly));
-            }
-            if unfinished.len() >= self.limit {
-                return Err(BackendError::TooManyUnfinished { limit: self.limit });
-            }
+    fn error(&self, partial: &Partial, obstacle: Obstacle) -> BackendError {
+        match obstacle {
+            Obstacle::Io(call, error) => io_error(call, partial.path(), &error),
+            Obstacle::Late => BackendError::TimedOut,
         }
-        let (path, file) = self
-            .dir
-            .temporary(&block.to_string())
-            .map_err(|error| io_error("open", &self.dir.root().join("tmp"), &error))?;
-        let shards = Mutex::new(vec![Progress::Missing; self.layout.shards_per_block as usize]);
-        let made = Arc::new(Assembly { path, file, shards, renamed: AtomicU32::new(0) });
-        crash_point!(FileMade);
-        made.file
-            .set_len(self.layout.file_bytes())
-            .map_err(|error| io_error("ftruncate", &made.path, &error))?;
-        match self.lock().entry(block) {
-            // Another thread was faster; the file made here goes again.
+    }
+
+    /// No longer this process's business.
+    fn forget(&self, block: BlockId, assembly: &Arc<Assembly>) {
+        let mut unfinished = lock(&self.unfinished);
+        if unfinished.get(&block).is_some_and(|found| Arc::ptr_eq(found, assembly)) {
+            unfinished.remove(&block);
+        }
+    }
+
+    /// The block's assembly, with this shard of it reserved for the caller.
+    fn begin(&self, key: ShardKey, deadline: Instant) -> Result<Arc<Assembly>, BackendError> {
+        loop {
+            let assembly = self.assembly(key.block, deadline)?;
+            let progress = lock(&assembly.shards)[key.shard as usize];
+            if self.is_over(&assembly, progress) {
+                self.forget(key.block, &assembly);
+                continue;
+            }
+            let mut shards = lock(&assembly.shards);
+            let progress = &mut shards[key.shard as usize];
+            if *progress != Progress::Missing {
+                return Err(BackendError::PutTwice(key));
+            }
+            *progress = Progress::Writing;
+            drop(shards);
+            return Ok(assembly);
+        }
+    }
+
+    /// Whether another process has published this file and it is of no more
+    /// use here: it has been removed since, or this shard is put once more.
+    fn is_over(&self, assembly: &Assembly, progress: Progress) -> bool {
+        matches!(assembly.partial.draft(), Ok(Draft::Headed))
+            && (progress == Progress::Written
+                || matches!(assembly.partial.is_reachable(&self.dir), Ok(false)))
+    }
+
+    fn assembly(&self, block: BlockId, deadline: Instant) -> Result<Arc<Assembly>, BackendError> {
+        if let Some(assembly) = lock(&self.unfinished).get(&block) {
+            return Ok(Arc::clone(assembly));
+        }
+        self.make_room()?;
+        let partial = Partial::open(&self.dir, block, self.layout, deadline);
+        let partial = partial.map_err(|obstacle| match obstacle {
+            Obstacle::Io(call, error) => io_error(call, &self.dir.root().join("tmp"), &error),
+            Obstacle::Late => BackendError::TimedOut,
+        })?;
+        let shards = vec![Progress::Missing; self.layout.shards_per_block as usize];
+        let (shards, publishing) = (Mutex::new(shards), Mutex::default());
+        let made = Arc::new(Assembly { partial, shards, publishing });
+        match lock(&self.unfinished).entry(block) {
+            // Another thread was faster; it has the same file.
             Entry::Occupied(theirs) => Ok(Arc::clone(theirs.get())),
             Entry::Vacant(place) => Ok(Arc::clone(place.insert(made))),
         }
     }
 
-    /// Header, sync, rename: in this order nothing incomplete is ever visible.
-    fn publish(
-        &self,
-        block: BlockId,
-        assembly: &Assembly,
-        table: &[ShardEntry],
-    ) -> Result<(), BackendError> {
-        let Assembly { path, file, .. } = assembly;
-        file.write_all_at(&self.layout.encode(block, table), 0)
-            .map_err(|error| io_error("pwrite", path, &error))?;
-        crash_point!(FileHeaderWritten);
-        match self.fsync {
-            Fsync::None => Ok(()),
-            Fsync::Data => file.sync_data(),
-            Fsync::Full => file.sync_all(),
+    /// Refuses one block too many, when those that others have finished are gone.
+    fn make_room(&self) -> Result<(), BackendError> {
+        let mut unfinished = lock(&self.unfinished);
+        if unfinished.len() < self.limit {
+            return Ok(());
         }
-        .map_err(|error| io_error("fsync", path, &error))?;
-        let name = self.dir.block_path(&block);
-        // An existing file of that name holds the same block, and whoever has
-        // it open keeps it.
-        self.rename(path, &name).map_err(|error| io_error("rename", &name, &error))?;
-        crash_point!(FileRenamed);
-        assembly.renamed.store(1, Ordering::Relaxed);
-        if self.fsync == Fsync::Full {
-            let parents = name.ancestors().skip(1).take(2);
-            for dir in parents {
-                File::open(dir)
-                    .and_then(|dir| dir.sync_all())
-                    .map_err(|error| io_error("fsync", dir, &error))?;
-            }
-        }
-        Ok(())
+        // A visible block needs none of the shards that were put beside it.
+        let gone: Vec<_> =
+            unfinished.extract_if(|block, _| self.dir.block_path(block).exists()).collect();
+        let is_full = unfinished.len() >= self.limit;
+        drop(unfinished);
+        drop(gone);
+        if is_full { Err(BackendError::TooManyUnfinished { limit: self.limit }) } else { Ok(()) }
     }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        match fs::rename(from, to) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // The first block with this first byte.
-                to.parent().map_or(Ok(()), make_dir)?;
-                fs::rename(from, to)
-            }
-            other => other,
-        }
-    }
-}
-
-fn complete(shards: &[Progress]) -> Option<Vec<ShardEntry>> {
-    let written = |progress: &Progress| match progress {
-        Progress::Written(entry) => Some(*entry),
-        Progress::Missing | Progress::Writing => None,
-    };
-    shards.iter().map(written).collect()
 }
