@@ -9,3 +9,4 @@ mod demo;
 mod machine;
 mod replay;
 mod segments;
+mod store;

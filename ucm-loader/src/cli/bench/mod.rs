@@ -6,6 +6,7 @@ mod index;
 mod order;
 mod ring;
 mod rivals;
+mod store;
 mod wait;
 
 use crate::cli::Failure;
@@ -20,6 +21,7 @@ pub enum Arguments {
     Index(index::Arguments),
     Order(order::Arguments),
     Ring(ring::Arguments),
+    Store(store::Arguments),
     Wait(wait::Arguments),
 }
 
@@ -34,6 +36,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         Arguments::Index(arguments) => index::run(arguments),
         Arguments::Order(arguments) => order::run(arguments),
         Arguments::Ring(arguments) => ring::run(arguments),
+        Arguments::Store(arguments) => store::run(arguments),
         Arguments::Wait(arguments) => wait::run(arguments),
     }
 }
