@@ -352,6 +352,55 @@ impl Numbers {
 }
 
 #[test]
+fn batches_of_all_lengths_arrive_byte_for_byte_however_they_are_read() {
+    // Short pieces, pieces that are put aside, long ones; read one way and the
+    // other, across the ring's end and the end of the positions' word.
+    let rounds: u32 = if cfg!(miri) { 300 } else { 60_000 };
+    let mut numbers = Numbers(11);
+    let ring = SmallRing::new(1 << 13, u32::MAX - 9_999);
+    let (mut producer, mut consumer) = ring.ends();
+    let byte = |at: u64| (at ^ (at >> 8) ^ (at >> 16)) as u8;
+    let (mut written, mut read) = (0_u64, 0_u64);
+    let mut buffer = [0; 700];
+    for _ in 0..rounds {
+        let length = match numbers.next() % 4 {
+            0 => numbers.next() % 32,
+            1 => 64,
+            2 => numbers.next() % 512,
+            _ => numbers.next() % 700,
+        } as usize;
+        let piece = &mut buffer[..length];
+        match numbers.next() % 8 {
+            0..4 => {
+                piece.iter_mut().zip(written..).for_each(|(place, at)| *place = byte(at));
+                match producer.try_write(piece) {
+                    Ok(()) => written += length as u64,
+                    Err(error) => assert_eq!(error, WriteError::Full),
+                }
+            }
+            4 => producer.publish(),
+            5 => {
+                if consumer.try_peek(7, piece).unwrap() {
+                    assert!(piece.iter().zip(read + 7..).all(|(found, at)| *found == byte(at)));
+                }
+            }
+            6 => {
+                let count = consumer.read_some(piece).unwrap();
+                assert!(piece[..count].iter().zip(read..).all(|(found, at)| *found == byte(at)));
+                read += count as u64;
+            }
+            _ => {
+                if consumer.try_read(piece).unwrap() {
+                    assert!(piece.iter().zip(read..).all(|(found, at)| *found == byte(at)));
+                    read += length as u64;
+                }
+            }
+        }
+    }
+    assert!(read > u64::from(rounds) * 10, "{read}");
+}
+
+#[test]
 fn a_hostile_peer_is_answered_with_errors_whatever_it_writes() {
     // Words that a peer may reach, each with the numbers that hurt most.
     const WORDS: [usize; 9] = [0, 4, 40, 44, 48, 52, 0x440, HEAD, TAIL];

@@ -5,9 +5,20 @@
 //! [`ByteConsumer::release`] is called. So the line that the producer looks at
 //! when it believes the ring to be full hardly ever travels.
 
+use crate::channel::producer::{STAGE_BYTES, STAGED_BYTES};
 use crate::channel::ring::{ByteRing, WildIndex};
 use crate::channel::sleep::{Bell, Mode, Wake, sleep};
 use crate::sync::{Ordering, spin_hint};
+
+/// How much must be there for a piece of it to be read ahead, in one long copy
+/// whose line transfers overlap.
+const READ_AHEAD_BYTES: usize = 256;
+
+/// The most pauses before the first look of a spin: a few microseconds.
+const MAX_PAUSES: u32 = 128;
+/// What must have gathered between two looks, two messages aside, for them to
+/// become fewer.
+const GATHERED_BYTES: usize = 32;
 
 /// The one consumer of a byte ring.
 pub struct ByteConsumer<'m, H> {
@@ -24,6 +35,12 @@ pub struct ByteConsumer<'m, H> {
     /// Where the current epoch's stream begins, while the one before it is
     /// still being read.
     boundary: Option<u32>,
+    /// `staged` bytes from position `stage_start` on, read ahead.
+    stage: [u8; STAGE_BYTES],
+    stage_start: u32,
+    staged: usize,
+    /// Pauses before the first look of a spin.
+    pauses: u32,
 }
 
 impl<'m, H: Bell> ByteConsumer<'m, H> {
@@ -55,6 +72,10 @@ impl<'m, H: Bell> ByteConsumer<'m, H> {
             released: head,
             seen_tail: head,
             boundary: None,
+            stage: [0; STAGE_BYTES],
+            stage_start: head,
+            staged: 0,
+            pauses: 1,
         };
         consumer.look()?;
         Ok(consumer)
@@ -96,6 +117,7 @@ impl<'m, H: Bell> ByteConsumer<'m, H> {
         if (self.seen() as usize) < bytes { self.find(bytes) } else { Ok(true) }
     }
 
+    #[inline(never)]
     fn find(&mut self, bytes: usize) -> Result<bool, WildIndex> {
         self.look()?;
         if self.seen() as usize >= bytes {
@@ -123,7 +145,35 @@ impl<'m, H: Bell> ByteConsumer<'m, H> {
     }
 
     #[inline(always)]
-    fn peek(&self, ahead: u32, out: &mut [u8]) {
+    fn peek(&mut self, ahead: u32, out: &mut [u8]) {
+        let from = self.head.wrapping_add(ahead);
+        if STAGED_BYTES.contains(&out.len()) {
+            // What was read ahead begins at `stage_start`.
+            let at = from.wrapping_sub(self.stage_start) as usize;
+            if let Some(read) = self.stage[..self.staged].get(at..at.wrapping_add(out.len())) {
+                return out.copy_from_slice(read);
+            }
+            if (self.seen() - ahead) as usize >= out.len().max(READ_AHEAD_BYTES) {
+                return self.read_ahead(from, ahead, out);
+            }
+        }
+        self.peek_direct(ahead, out);
+    }
+
+    /// Copies a long piece of what is there at once, and `out` from that.
+    #[inline(never)]
+    fn read_ahead(&mut self, from: u32, ahead: u32, out: &mut [u8]) {
+        let count = STAGE_BYTES.min((self.seen() - ahead) as usize);
+        // SAFETY: as in `peek_direct`: `count` bytes from `from` on are below
+        // the tail, and stay as they are until the head has passed them.
+        unsafe { self.ring.bytes.copy_out(from, &mut self.stage[..count]) };
+        self.stage_start = from;
+        self.staged = count;
+        out.copy_from_slice(&self.stage[..out.len()]);
+    }
+
+    #[inline(always)]
+    fn peek_direct(&self, ahead: u32, out: &mut [u8]) {
         // SAFETY: these places are between head and tail (every caller has
         // asked): written, as the Acquire load of the tail has shown, and not
         // written again before the head has passed them.
@@ -142,7 +192,7 @@ impl<'m, H: Bell> ByteConsumer<'m, H> {
     ///
     /// # Errors
     /// [`WildIndex`].
-    #[inline]
+    #[inline(always)]
     pub fn try_read(&mut self, out: &mut [u8]) -> Result<bool, WildIndex> {
         let there = self.have(out.len())?;
         if there {
@@ -194,6 +244,11 @@ impl<'m, H: Bell> ByteConsumer<'m, H> {
         // written again.
         self.ring.lines.head.store(self.head, Ordering::Release);
         self.released = self.head;
+        // What was read ahead and is passed is forgotten, long before its
+        // positions come round again.
+        if self.head.wrapping_sub(self.stage_start) as usize >= self.staged {
+            self.staged = 0;
+        }
         if self.boundary.is_some() {
             self.stale_bytes();
         }
@@ -208,11 +263,8 @@ impl<'m, H: Bell> ByteConsumer<'m, H> {
         if self.have(bytes)? {
             return Ok(true);
         }
-        for _ in 0..self.spins {
-            spin_hint();
-            if self.have(bytes)? {
-                return Ok(true);
-            }
+        if self.spin_readable(bytes)? {
+            return Ok(true);
         }
         loop {
             let now_ns = self.host.now_ns();
@@ -228,6 +280,32 @@ impl<'m, H: Bell> ByteConsumer<'m, H> {
                 return Ok(true);
             }
         }
+    }
+
+    /// The spin before the sleep. While several messages have gathered between
+    /// two looks, it looks less and less often: each look takes the tail's line
+    /// away from a producer that is about to write to it, and what has gathered
+    /// is read in one long copy. When there was one message, it looks more
+    /// often again, so that an answer is seen as soon as it is there.
+    fn spin_readable(&mut self, bytes: usize) -> Result<bool, WildIndex> {
+        let mut block = self.pauses;
+        let mut left = self.spins;
+        while left > 0 {
+            for _ in 0..block {
+                spin_hint();
+            }
+            if self.have(bytes)? {
+                let several =
+                    self.seen() as usize >= bytes.saturating_mul(2).saturating_add(GATHERED_BYTES);
+                let pauses = if several { self.pauses * 2 } else { self.pauses / 2 };
+                self.pauses = pauses.clamp(1, MAX_PAUSES);
+                return Ok(true);
+            }
+            left = left.saturating_sub(block);
+            block = 1;
+        }
+        self.pauses = 1;
+        Ok(false)
     }
 
     /// What is there now is a dead producer's, up to here; what follows is a

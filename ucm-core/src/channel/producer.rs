@@ -37,6 +37,15 @@ impl From<WildIndex> for WriteError {
     }
 }
 
+/// What is put aside before it is copied into the ring. One long copy lets the
+/// transfers of many lines overlap, which stores of single messages do not.
+pub(crate) const STAGE_BYTES: usize = 4096;
+/// Pieces that are put aside: longer ones are long copies themselves, and
+/// several shorter ones share a line, which travels once for all of them.
+pub(crate) const STAGED_BYTES: core::ops::RangeInclusive<usize> = 32..=512;
+/// Writes between two publications that make a batch.
+const STAGING_WRITES: u32 = 4;
+
 /// The one producer of a byte ring.
 ///
 /// What is written becomes visible with [`publish`](Self::publish), so many
@@ -53,6 +62,14 @@ pub struct ByteProducer<'m, H> {
     published: u32,
     /// The head as last seen: the ring may be emptier than it says.
     seen_head: u32,
+    /// Small writes of a batch, put aside to be copied at once: `staged` bytes
+    /// that belong right before `tail`.
+    stage: [u8; STAGE_BYTES],
+    staged: usize,
+    staging: bool,
+    /// Writes of such a length since the last publication; no more than the
+    /// ring has bytes.
+    writes: u32,
 }
 
 impl<'m, H: Bell> ByteProducer<'m, H> {
@@ -78,7 +95,20 @@ impl<'m, H: Bell> ByteProducer<'m, H> {
             return Err(WildIndex { found, ours: tail, capacity_bytes });
         }
         let wake = Wake::between(mode, peer);
-        Ok(Self { ring, host, mode, wake, spins, tail, published: tail, seen_head: found })
+        Ok(Self {
+            ring,
+            host,
+            mode,
+            wake,
+            spins,
+            tail,
+            published: tail,
+            seen_head: found,
+            stage: [0; STAGE_BYTES],
+            staged: 0,
+            staging: false,
+            writes: 0,
+        })
     }
 
     /// Reads the shared head.
@@ -125,8 +155,50 @@ impl<'m, H: Bell> ByteProducer<'m, H> {
         Ok(self.room_seen())
     }
 
+    /// Writes bytes that there is room for.
     #[inline(always)]
     fn put(&mut self, bytes: &[u8]) {
+        if STAGED_BYTES.contains(&bytes.len()) {
+            self.writes += 1;
+            if self.staging {
+                return self.stage_bytes(bytes);
+            }
+        }
+        self.unstage();
+        self.put_direct(bytes);
+    }
+
+    #[inline(always)]
+    fn stage_bytes(&mut self, bytes: &[u8]) {
+        if self.stage.len() - self.staged < bytes.len() {
+            self.unstage();
+        }
+        if let Some(place) = self.stage.get_mut(self.staged..self.staged + bytes.len()) {
+            place.copy_from_slice(bytes);
+            self.staged += bytes.len();
+            self.tail = self.tail.wrapping_add(bytes.len() as u32);
+        }
+    }
+
+    /// Copies what was put aside to where it belongs.
+    #[inline(always)]
+    fn unstage(&mut self) {
+        if self.staged > 0 {
+            self.unstage_all();
+        }
+    }
+
+    #[inline(never)]
+    fn unstage_all(&mut self) {
+        let start = self.tail.wrapping_sub(self.staged as u32);
+        // SAFETY: room for them was found when they were put aside, and only
+        // the consumer's head has moved since, which makes more.
+        unsafe { self.ring.bytes.copy_in(start, &self.stage[..self.staged]) };
+        self.staged = 0;
+    }
+
+    #[inline(always)]
+    fn put_direct(&mut self, bytes: &[u8]) {
         // SAFETY: there is room for them (every caller has asked), that is,
         // their places are not between head and tail: no consumer looks at
         // them before the tail has passed them, and this is the only producer.
@@ -138,7 +210,7 @@ impl<'m, H: Bell> ByteProducer<'m, H> {
     ///
     /// # Errors
     /// See [`WriteError`]; a full ring is one.
-    #[inline]
+    #[inline(always)]
     pub fn try_write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         self.make_room(bytes.len())?;
         self.put(bytes);
@@ -179,8 +251,14 @@ impl<'m, H: Bell> ByteProducer<'m, H> {
 
     /// Makes everything written so far visible, and wakes an engine that
     /// sleeps for it.
-    #[inline]
+    #[inline(always)]
     pub fn publish(&mut self) {
+        if self.writes > 0 {
+            self.unstage();
+            // Whoever has just published a batch will do so again.
+            self.staging = self.writes >= STAGING_WRITES;
+            self.writes = 0;
+        }
         // SYNC(channel.tail): Release; pairs with the Acquire load in
         // `ByteConsumer::look`: the bytes are there before they are read.
         self.ring.lines.tail.store(self.tail, Ordering::Release);

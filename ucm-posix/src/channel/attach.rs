@@ -118,7 +118,7 @@ impl WorkerOutput {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn try_write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         self.link.check();
         self.output.try_write(bytes)
@@ -173,7 +173,7 @@ impl WorkerOutput {
     }
 
     /// See [`ByteProducer::publish`].
-    #[inline]
+    #[inline(always)]
     pub fn publish(&mut self) {
         self.output.publish();
     }

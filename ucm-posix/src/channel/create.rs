@@ -148,7 +148,7 @@ impl EngineOutput {
     ///
     /// # Errors
     /// As there.
-    #[inline]
+    #[inline(always)]
     pub fn try_read(&mut self, out: &mut [u8]) -> Result<bool, WildIndex> {
         self.link.check();
         self.output.try_read(out)

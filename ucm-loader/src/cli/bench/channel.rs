@@ -289,7 +289,7 @@ fn answer(peer: &str) -> Result<(), Failure> {
     };
     let (awake, trips): (bool, u32) = (awake.parse()?, trips.parse()?);
     if way == "socket" {
-        let mut socket = UnixStream::from(OwnedFd::from(rustix::io::dup(std::io::stdin())?));
+        let mut socket = UnixStream::from(rustix::io::dup(std::io::stdin())?);
         for _ in 0..trips {
             let mut request = [0; REQUEST_BYTES];
             read(&mut socket, &mut request)?;

@@ -38,7 +38,7 @@ impl Pace {
     }
 
     #[cold]
-    fn give_way(&mut self) -> Result<(), Failure> {
+    pub(crate) fn give_way(&mut self) -> Result<(), Failure> {
         self.spins = 0;
         std::thread::yield_now();
         if Instant::now() >= self.deadline {
@@ -59,9 +59,11 @@ pub(crate) fn number(message: &mut [u8], number: u64) {
     message[..8].copy_from_slice(&number.to_le_bytes());
 }
 
-/// Whether this is message `number`.
+/// Whether this is message `number`. All of it must have been copied out, by
+/// all contenders alike: the compiler is told that it is looked at.
 #[inline(always)]
 pub(crate) fn check(message: &[u8], number: u64) -> Result<(), Failure> {
+    let message = std::hint::black_box(message);
     if message[..8] == number.to_le_bytes() {
         Ok(())
     } else {
@@ -176,8 +178,8 @@ impl OneLine {
         self.shared.here()?;
         for sent in 0..count {
             number(&mut message, sent);
-            // SYNC(bench.one_line): Acquire and Release on both indices; each
-            // side's stores pair with the other's loads.
+            // SYNC(bench.one_line): Acquire and Release on both indices; pairs
+            // with the loads and stores in `receive_messages`.
             let to = tail.load(Ordering::Relaxed);
             while to - head.load(Ordering::Acquire) + N as u64 > CAPACITY_BYTES as u64 {
                 pace.wait()?;
@@ -208,6 +210,7 @@ impl OneLine {
         let mut pace = Pace::new(Duration::from_secs(120));
         let began_ns = self.shared.go()?;
         for read in 0..count {
+            // SYNC(bench.one_line): pairs with `send_messages`.
             let from = head.load(Ordering::Relaxed);
             while tail.load(Ordering::Acquire) - from < N as u64 {
                 pace.wait()?;
