@@ -9,7 +9,8 @@ use ucm_posix::gc::{FoundSegment, State, collect, scan};
 use crate::cli::Failure;
 use crate::cli::output;
 
-/// Remove segments none of whose participants is alive.
+/// Remove segments none of whose participants is alive, and worker channels
+/// whose two ends are gone.
 ///
 /// Who is alive is asked of the kernel (each participant holds a lock), never
 /// of a file's age or name. Persistent segments stay unless --all is given.
@@ -44,6 +45,7 @@ struct Report {
     segments: Vec<Row>,
     removed: usize,
     removed_bytes: u64,
+    removed_channels: u32,
     failed: usize,
 }
 
@@ -66,6 +68,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let dir = ShmDir::new(&arguments.shm_dir);
     let mut rows = Vec::new();
     let mut failures = Vec::new();
+    let mut removed_channels = 0;
     if arguments.dry_run {
         for found in scan(&dir)? {
             let goes = match found.state {
@@ -79,6 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let collected = collect(&dir, arguments.all)?;
         rows.extend(collected.removed.iter().map(|found| row(found, "removed")));
         rows.extend(collected.kept.iter().map(|found| row(found, "kept")));
+        removed_channels = ucm_posix::channel::collect(&dir)?;
         failures = collected.failed.iter().map(|failed| format!("{failed:?}")).collect();
     }
     let gone = || rows.iter().filter(|row| row.action == "removed");
@@ -95,8 +99,17 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         ]);
     }
     println!("{table}");
+    if removed_channels > 0 {
+        println!("{removed_channels} worker channels removed whose two ends are gone");
+    }
     if arguments.json {
-        output::json(&Report { segments: rows, removed, removed_bytes, failed: failures.len() })?;
+        output::json(&Report {
+            segments: rows,
+            removed,
+            removed_bytes,
+            removed_channels,
+            failed: failures.len(),
+        })?;
     }
     if failures.is_empty() { Ok(()) } else { Err(Failure::Wrong(failures.join("; "))) }
 }

@@ -1,7 +1,6 @@
 //! `ucm bench attach`: making, attaching, joining and reaping, by the number of slots.
 
 use std::io::{BufRead, BufReader};
-use std::mem::forget;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -88,10 +87,13 @@ fn be_victim(arguments: &Arguments, dir: &Path) -> Result<(), Failure> {
     for number in 0..u64::from(arguments.held) {
         let key = ShardKey::new(BlockId::from_words(number + 1, 7), 0);
         let got = rank.cache().get(&key, monotonic_ns() + 1_000_000_000).map_err(broken)?;
-        match got {
-            Got::Owner(loading) if number % 2 == 0 => forget(rank.cache().publish(loading, 8, 0)),
-            other => forget(other),
-        }
+        // Half of them published and pinned, half still loading; none given back.
+        let _held = match got {
+            Got::Owner(loading) if number % 2 == 0 => {
+                Got::Hit(rank.cache().publish(loading, 8, 0).map_err(broken)?)
+            }
+            other => other,
+        };
     }
     println!("held");
     std::thread::sleep(std::time::Duration::from_secs(600));
