@@ -2,7 +2,7 @@
 //!
 //! [`client`] starts a worker, asks it for several things at a time, hears its
 //! answers and its tokens, interrupts it, and puts another in its place when it
-//! has died; [`reader`] is the thread that reads its stream; [`watchdog`] tells
+//! has died; `reader` is the thread that reads its stream; [`watchdog`] tells
 //! alive, busy, hung and dead apart.
 
 pub mod client;

@@ -91,9 +91,14 @@ pub fn run(cli: Cli) -> ExitCode {
             eprintln!("ucm: {reason}");
             ExitCode::from(1)
         }
+        // Whatever came of it: a rank that the same signal ended, for example.
+        Err(Failure::Broken(reason)) if crate::interrupt::is_set() => {
+            eprintln!("ucm: interrupted ({reason})");
+            ExitCode::from(130)
+        }
         Err(Failure::Broken(reason)) => {
             eprintln!("ucm: {reason}");
-            ExitCode::from(if crate::interrupt::is_set() { 130 } else { 2 })
+            ExitCode::from(2)
         }
     }
 }

@@ -94,14 +94,15 @@ impl Drop for SmallFileSystem<'_> {
 fn too_small_a_file_system_for_shared_memory_is_refused_with_both_sizes_and_the_remedy() {
     let _with_others = shared();
     let corner = Corner::new();
-    let small = match SmallFileSystem::mount(corner.shm(), "1m") {
+    let small = match SmallFileSystem::mount(corner.shm(), "8m") {
         Ok(small) => small,
         Err(reason) => {
             println!("SKIPPED: no file system can be mounted here: {reason}");
             return;
         }
     };
-    let arguments = ["demo", "--ranks", "2", "--shards", "64", "--shard-bytes", "65536"];
+    // The ranks' channels fit, the segment does not.
+    let arguments = ["demo", "--ranks", "2", "--shards", "256", "--shard-bytes", "65536"];
     let output = run(&mut ucm_in(&corner, &arguments));
     refused(&output, 2, &["bytes free", "are needed", "--shm-size", "lower the capacity"]);
     let said = words(&output);
@@ -110,7 +111,7 @@ fn too_small_a_file_system_for_shared_memory_is_refused_with_both_sizes_and_the_
         before.rsplit(' ').next().unwrap().parse().unwrap()
     };
     let (free, needed) = (number_before(" bytes free"), number_before(" are needed"));
-    assert!(free <= 1 << 20 && needed >= 64 * 65_536, "{free} and {needed}");
+    assert!(free <= 8 << 20 && needed >= 256 * 65_536, "{free} and {needed}");
     println!("refused with {free} bytes free and {needed} needed");
     assert_clean(&corner);
     drop(small);
