@@ -145,6 +145,11 @@ impl Partial {
         Ok(header)
     }
 
+    /// Which block it is going to be.
+    pub(super) fn block(&self) -> BlockId {
+        self.block
+    }
+
     /// Whether this file has become the block.
     fn is_published(&self, dir: &StoreDir) -> Result<bool, Obstacle> {
         self.is_named(&dir.block_path(&self.block))
