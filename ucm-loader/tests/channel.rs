@@ -212,6 +212,8 @@ fn a_stopped_worker_hangs_and_is_not_dead_and_is_alive_again_when_it_goes_on() {
     let period = Duration::from_millis(50);
     let watchdog = Watchdog::start(worker.channel().clone(), limits, period, |_| {}).unwrap();
     until("alive", || watchdog.health() == Health::Alive);
+    // Loading weights may take longer than the rest before it counts as hung.
+    until("idle", || worker.channel().status().get() == Ok(Status::Idle));
     signal(&worker, Signal::SIGSTOP);
     until("hung", || {
         let health = watchdog.health();
