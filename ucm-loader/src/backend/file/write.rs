@@ -69,7 +69,7 @@ impl Writer {
             return Err(BackendError::DoesNotFit { key, len_bytes, room_bytes });
         }
         let deadline = Instant::now() + self.timeout;
-        let Some(assembly) = self.begin(key, deadline)? else { return Ok(()) };
+        let assembly = self.begin(key, deadline)?;
         let partial = &assembly.partial;
         // Without the lock: the shards of a block are written side by side.
         let written = partial.put(key, bytes, checksum, deadline);
@@ -124,20 +124,9 @@ impl Writer {
         }
     }
 
-    /// The block's assembly, with this shard of it reserved for the caller;
-    /// `None` when the block is visible already: blocks are content-addressed,
-    /// so there is nothing to add, and a shard put beside it would wait for
-    /// others that nobody puts.
-    fn begin(
-        &self,
-        key: ShardKey,
-        deadline: Instant,
-    ) -> Result<Option<Arc<Assembly>>, BackendError> {
+    /// The block's assembly, with this shard of it reserved for the caller.
+    fn begin(&self, key: ShardKey, deadline: Instant) -> Result<Arc<Assembly>, BackendError> {
         loop {
-            let is_known = lock(&self.unfinished).contains_key(&key.block);
-            if !is_known && self.is_visible(&key.block) {
-                return Ok(None);
-            }
             let assembly = self.assembly(key.block, deadline)?;
             let progress = lock(&assembly.shards)[key.shard as usize];
             if self.is_over(&assembly, progress) {
@@ -151,14 +140,14 @@ impl Writer {
             }
             *progress = Progress::Writing;
             drop(shards);
-            return Ok(Some(assembly));
+            return Ok(assembly);
         }
     }
 
     /// Whether another process has published this file and it is of no more
     /// use here: it has been removed since, or this shard is put once more.
     /// So it is when the block has become visible by another file: then this
-    /// one lacks what was put before.
+    /// one was begun beside it, and lacks what was put before.
     fn is_over(&self, assembly: &Assembly, progress: Progress) -> bool {
         if progress == Progress::Written && self.is_visible(&assembly.partial.block()) {
             return true;
