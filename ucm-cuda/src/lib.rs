@@ -1,7 +1,7 @@
 //! CUDA devices for UCM: whether one can be used here, and why not.
 //!
-//! This build has no CUDA adapter yet: [`open`] says so, and never panics, so
-//! that `device = "auto"` falls back to the host with the reason at hand.
+//! This build has no CUDA adapter yet: [`open`] says so, and never panics.
+//! Engines run on the host device.
 
 use ucm_core::device::{Device, DeviceError};
 
